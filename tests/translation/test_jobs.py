@@ -1,6 +1,7 @@
 """Jobs of many files: which are translated, what becomes of bad ones, what is made again."""
 
 import gzip
+import hashlib
 import json
 import os
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import command, copy_lines
 
-from transformer_mt.system.output_record import RECORD
+from transformer_mt.errors import OutputError
+from transformer_mt.system.output_record import RECORD, OutputRecord
+from transformer_mt.system.outputs import check_output
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.translator import Translator
 
@@ -209,6 +212,19 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(translate, texts, monk
     for name in ("out/a/x.en", "out/b/x.en"):
         assert f"warning: {name}: exists, and was edited or written by another" in done.err
         assert Path(name).read_text() == "of somebody else\n"
+
+
+def test_jobs_with_one_folder_of_outputs(tmp_path):
+    """A job that started first knows what another has written since. Sabotage: read once."""
+    output, made_from = check_output(tmp_path / "x.en"), {"input": "of x"}
+    first, second = OutputRecord(tmp_path), OutputRecord(tmp_path)
+    second.announce(output, hashlib.sha256(b"text").hexdigest(), made_from)
+    output.target.write_bytes(b"text")
+    first.require_own(output)
+    assert first.is_complete(output, made_from) and not first.is_complete(output, {})
+    output.target.write_bytes(b"text of somebody else")
+    with pytest.raises(OutputError, match="edited or written by another program"):
+        first.require_own(output)
 
 
 def test_a_tree_of_several_formats(translate, monkeypatch):

@@ -7,7 +7,7 @@ damaged makes files unknown, never one known that another program wrote.
 import json
 import os
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -54,16 +54,21 @@ class OutputRecord:
         self._folder, self._path = os.path.realpath(folder), folder / RECORD
         self._overwrite = overwrite
         self._versions: dict[str, dict[str, str]] = {}
-        with naming_output(self._path):
-            lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        for line in lines:
-            try:
-                self._add(_ENTRY.validate_json(line))
-            except ValidationError:  # cut by a full disk, or damaged: its file is unknown
-                continue
+        self._bytes_read = 0
+        self._read_new()
 
-    def _add(self, entry: _Entry) -> None:
-        self._versions.setdefault(entry.name, {})[entry.sha256] = entry.made_from
+    def _read_new(self) -> None:
+        """Reads the lines that this or another process has added since the last call."""
+        data = b""
+        with naming_output(self._path), suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._bytes_read)
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        self._bytes_read += len(data)
+        for line in data.splitlines():
+            with suppress(ValidationError):  # cut by a full disk, or damaged: its file is unknown
+                entry = _ENTRY.validate_json(line)
+                self._versions.setdefault(entry.name, {})[entry.sha256] = entry.made_from
 
     def _name(self, target: str | Path) -> str:
         """Gives the name of a file whose symbolic links are resolved."""
@@ -98,6 +103,7 @@ class OutputRecord:
         """
         if not output.target or not output.target.exists():
             return ""
+        self._read_new()  # another job may have written it meanwhile
         versions = self._versions.get(self._name(output.target), {})
         return versions.get(sha256(output.target)) if versions else None
 
@@ -123,8 +129,6 @@ class OutputRecord:
             file.write("\n".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
-        for entry in entries:
-            self._add(entry)
 
     def lock(self) -> AbstractContextManager[object]:
         """Waits until no other process writes small files into the folder."""
