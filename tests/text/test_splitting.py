@@ -81,6 +81,16 @@ def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="au
         ("de", "😀 ! 1. Ein Hund. |2. Eine Katze. 3."),
         ("en", "Oh no ! |1 ) Go . |Stop . ”"),
         ("zh", "1。你好。2。。|再见。……"),
+        # What stands between or is attached to them.
+        ("de", "Er geht. |– Sie kommt? |- Nein. » |„ Ja. “ |Gut."),
+        ("de", "Er geht. :) |Sie kommt! ;-) |Er rennt. => |Sie sitzt. +++ |Er steht. * |Ende."),
+        ("de", "Er geht.¹ |Sie kommt.[12] |Er rennt!* |Sie <b>sitzt.</b> |Er steht!😀 |Ende⁉ |So."),
+        ("de", "Er rief: „Komm!“ , Paul ging. |Ja! & Co. kam, Zürich.ch Haus."),
+        ("hi", "वह घर गया। |मैं यहाँ रहा।।|क्या"),
+        ("ar", "ماذا تفعل؟ |أنا هنا."),
+        ("ur", "میں گیا۔ |وہ آیا۔"),
+        ("my", "သူလာသည်။ငါ".replace("။", "။|")),
+        ("ja", "来た．|３．５を見た｡|終わり．"),
         ("de", ""),
     ],
 )
@@ -89,7 +99,7 @@ def test_ends_of_sentences(language, marked):
     assert "|".join(split_sentences(marked.replace("|", ""), language)) == marked
 
 
-@given(st.text(st.sampled_from('aB1. !?…„“"»«(。😀')), st.sampled_from(["de", "en", "zh"]))
+@given(st.text(st.sampled_from('aB1. !?…„“"»«(。😀-:।[]')), st.sampled_from(["de", "en", "zh"]))
 def test_sentences_joined_give_the_text(text, language):
     """Each of several has words."""
     sentences = split_sentences(text, language)
@@ -133,7 +143,9 @@ def test_every_part_has_pieces_and_words(vocab, text, mode):
 
 
 @pytest.mark.parametrize(
-    "text", ["Ein Hund. ", "ein Hund ", "a", '("„', "1. ", "„Hund. ", "Hund, "], ids=repr
+    "text",
+    ["Ein Hund. ", "ein Hund ", "a", '("„', "1. ", "„Hund. ", "Hund, ", "Hund. - ", ".*", "। "],
+    ids=repr,
 )
 def test_a_long_line_takes_linear_time(vocab, text):
     seconds = []

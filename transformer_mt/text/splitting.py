@@ -28,12 +28,17 @@ CHANGED_WORDLESS = 0.001
 """Up to this share of training lines without words that change, such lines are copied."""
 PERCENTILE = 99.9
 
-_ENDS = (".", "!", "?", "…")
-_CLOSING = "\"'”’“»«›)]"
+_ENDS = ".!?…‼⁇⁈⁉"
+_AFTER_END = re.compile(r"(?:\[\w{1,4}\]|</\w{1,9}>|[⁰¹²³⁴-⁹]|[^\w,;:\-–—/&+=%])*+")
+"""What may be attached to the end of a sentence: quotes, brackets, notes, tags, smileys."""
 _OPENING = "\"'„“‚‘»«‹([¿¡-–—"
-_POSSIBLE_END = re.compile("[.!?…][\"'”’“»«›)\\]]* |[。！？].")
-_FULL_WIDTH_SENTENCE = re.compile("[^。！？]*[。！？]+[”’」』）]*|[^。！？]+")
+_UNSPACED_ENDS = "。｡！？।॥။។៕።؟۔"
+"""No space need follow these, and they have no other meaning."""
+_POSSIBLE_END = re.compile(rf"[{_ENDS}][^{_ENDS} ]*+ |[{_UNSPACED_ENDS}．].")
+_UNSPACED_SENTENCE = re.compile(rf".*?(?:[{_UNSPACED_ENDS}]|(?<!\d)．|．(?!\d))+[”’」』）]* ?|.+")
 _CONTINUING = tuple(")]}.,:;!?&/+=%|")  # no sentence begins with these
+_MARK = re.compile(r"(?![,;:&+/=%]\Z)[^\w.!?…‼⁇⁈⁉]+")
+"""A dash, a smiley, or other signs between two sentences."""
 _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
 """An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
 _COMPOUND = re.compile(r".+-|.+(?=(?:str|nr)$)")
@@ -106,27 +111,37 @@ def split_sentences(text: str, language: str) -> list[str]:
     if not _POSSIBLE_END.search(text):  # as in most lines
         return [text] if text else []
     sentences = []
-    for part in _FULL_WIDTH_SENTENCE.findall(text):
-        words: list[str] = []
-        has_capitals, has_letters = part != part.lower(), False
-        for word, following in pairwise([*part.split(" "), ""]):
-            words.append(word)
-            has_letters = has_letters or has_words(word)
-            first = following.lstrip(_OPENING)[:1]
-            # In a text without capitals, any word may begin a sentence.
-            is_within = has_capitals and first.islower() or following.startswith(_CONTINUING)
-            if first and has_letters and not is_within and _is_end(word, following, language[:2]):
-                sentences.append(" ".join(words) + " ")
-                words, has_letters = [], False
-        sentences.append(" ".join(words))
+    for part in _UNSPACED_SENTENCE.findall(text):
+        words = part.split(" ")
+        has_capitals, has_letters, start, tested = part != part.lower(), False, 0, ""
+        for place, following in enumerate(words):
+            if tested and not _MARK.fullmatch(following):
+                first = following.lstrip(_OPENING)[:1]
+                # In a text without capitals, any word may begin a sentence.
+                is_within = has_capitals and first.islower() or following.startswith(_CONTINUING)
+                if first and not is_within and _is_end(tested, following, language[:2]):
+                    while not words[place - 1].strip("-–—„([¿¡"):  # it belongs to what follows
+                        place -= 1
+                    sentences.append(" ".join(words[start:place]) + " ")
+                    start, has_letters = place, False
+                tested = ""
+            has_letters = has_letters or has_words(following)
+            if has_letters and (end := _end_of(following)):
+                tested = end
+        sentences.append(" ".join(words[start:]))
     return _join_wordless(sentences)
 
 
+def _end_of(word: str) -> str:
+    """Gives a word up to its end mark, empty if it does not end in one."""
+    end = max(map(word.rfind, _ENDS)) + 1
+    return word[:end] if _AFTER_END.fullmatch(word, end) else ""
+
+
 def _is_end(word: str, following: str, language: str) -> bool:
-    """Tells whether a word ends a sentence if the one that follows may begin another."""
-    word = word.rstrip(_CLOSING)
+    """Tells whether a word with an end mark ends a sentence if what follows may begin another."""
     if not word.endswith(".") or word.endswith(".."):
-        return word.endswith(_ENDS)
+        return True
     stem, following = word[:-1].lstrip(_OPENING), following.lstrip(_OPENING)
     next_word = re.split(r"[\W\d_]", following, maxsplit=1)[0]
     # "MS" is not the title "Ms", except in text of capitals; of compounds, the last part counts.
