@@ -177,6 +177,10 @@ def test_tags_within_a_text_are_dropped():
     times = b"00:01.000 --> 00:02.000\n"
     old = times + b" \nab<00:00:00.480><c> cd</c>\n\n" + times + b"<i>a <b>b</b>\nc</i>\n"
     assert translated("vtt", old) == times + b" \nAB CD\n\n" + times + b"A\nB C\n"
+    texts = []
+    for text in (b"5 < 6 > {a}", b"a\\Nb<br>c<br/>d<v Al>e{\\i1}f"):
+        translated("vtt", times + text, translate=lambda text: texts.append(text) or text)
+    assert texts == ["5 < 6 > {a}", "a b c def"]
 
 
 def test_json_objects():
@@ -200,7 +204,9 @@ def test_subtitles(line_end):
     translated("vtt", film, translate=lambda text: texts.append(text) or text)
     assert texts[:4] == ["Die Königin geht um zu danken.", "Sie haben", "Wo?", "Er ist hier."]
     cue = b"1:0 --> 1:1\na\nb\n\n"
-    assert translated("srt", cue * 2, translate=lambda text: "") == b"1:0 --> 1:1\n\n" * 2
+    for new, written in (("", ""), (" ", ""), ("a ", "a\n")):
+        expected = f"1:0 --> 1:1\n{written}\n" * 2
+        assert translated("srt", cue * 2, translate={"a b": new}.get).decode() == expected
 
 
 class Stopped:
@@ -209,13 +215,14 @@ class Stopped:
     chunk_lines = first_chunk_lines = 1
 
     def __init__(self, chunks=None):
-        self.left = chunks
+        self.left, self.taken = chunks, 0
 
     def translate_chunks(self, chunks, advance, first_line):
         for texts in chunks:
             if self.left == 0:
                 raise KeyboardInterrupt
             self.left = self.left and self.left - 1
+            self.taken += 1
             yield [[Translation(text.upper(), -1.0)] for text in texts]
 
 
@@ -227,18 +234,24 @@ class Stopped:
     ],
 )
 def test_stopped_after_any_line_and_run_again(tmp_path, monkeypatch, options, data, expected):
-    """Within a field of several lines, or a cue, too.
+    """Within a field of several lines, or a cue, too; finished chunks are not translated again.
 
-    Sabotage: skip lines instead of chunks.
+    Sabotage: skip lines instead of chunks; a fingerprint that JSON does not give back.
     """
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     (tmp_path / "in").write_bytes(data)
+    whole = 0, 0
     for stop in range(data.count(b"\n")):
         pair = FilePair(tmp_path / "in", check_output(tmp_path / str(stop)))
-        for translator in (Stopped(stop), Stopped()):
-            with contextlib.suppress(KeyboardInterrupt):
-                translate_file(translator, pair, all_options(options), {})
+        first, second = Stopped(stop), Stopped()
+        with contextlib.suppress(KeyboardInterrupt):
+            translate_file(first, pair, all_options(options), {})
+        keeps_lines = pair.output.state.exists()
+        counts = translate_file(second, pair, all_options(options), {})
         assert (tmp_path / str(stop)).read_bytes() == expected, stop
+        whole = whole if stop else (second.taken, counts["lines"])
+        assert whole == (second.taken + stop * keeps_lines, counts["lines"])
+    assert keeps_lines
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ BAD = {
     "pipe.de": (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),
     "same.gz": (lambda path: write("in/same.de.gz", "x"), "is not compressed, although its name "),
     "target.de": (lambda path: Path("out/target.en").mkdir(parents=True), "is a directory; "),
-    "partial.de": (lambda path: Path("out/.partial.en.partial").mkdir(parents=True), "Is a dir"),
+    "partial.de": (lambda path: Path("out/.partial.en.small").mkdir(parents=True), "Is a dir"),
     "own.de": (lambda path: write("out/own.en", "mine"), "was edited or written by another "),
     "twice": (lambda path: write("in/twice.de", "a"), None),
     "n" * 253: (lambda path: None, "File name too long"),
@@ -178,6 +178,8 @@ def test_files_of_several_chunks(translate, monkeypatch):
         assert done.code == 0 and tree(f"out{len(options)}") == alone
         assert done.err.count(" per second") == (5 if options else 2)
         assert translate("-i", "in", "--output-dir", f"out{len(options)}", *options).code == 0
+    Path("in/large.bin").write_bytes(b"a\n" + b"\0\n" * 20)
+    assert "1 not text" in translate("-i", "in", "--output-dir", "out0").err
 
 
 def test_an_input_that_changes(translate, texts, monkeypatch):

@@ -38,7 +38,7 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
     temporary = beside(path, "partial")
     try:
         with naming(path):
-            with open_temporary(path, kept_bytes or 0) as file:
+            with open_temporary(path, "partial", kept_bytes or 0) as file:
                 yield file
             sync(temporary)
             temporary.replace(path)
@@ -49,12 +49,12 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
 
 
 @contextmanager
-def open_temporary(path: Path, kept_bytes: int = 0) -> Iterator[BinaryIO]:
-    """Opens the file that is to replace `path`, `.NAME.partial`, with the mode of what it replaces.
+def open_temporary(path: Path, suffix: str, kept_bytes: int = 0) -> Iterator[BinaryIO]:
+    """Opens the file that is to replace `path`, `.NAME.SUFFIX`, with the mode of what it replaces.
 
     So many bytes of an earlier one are kept.
     """
-    temporary = beside(path, "partial")
+    temporary = beside(path, suffix)
     mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
     with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
         if path.exists():

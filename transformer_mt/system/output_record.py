@@ -83,29 +83,40 @@ class OutputRecord:
         """Tells whether this program wrote a file of this name."""
         return self._name(os.path.realpath(path)) in self._versions
 
-    def require_own(self, output: Output) -> None:
-        """Raises OutputError if an output would replace what this program did not write."""
-        if not self._overwrite and self._find(output) is None:
+    def require_own(self, output: Output) -> str:
+        """Requires that an output would not replace what this program did not write.
+
+        Returns:
+            The digest of the fingerprint of what it would replace; empty if there is nothing, or
+            anything may be replaced.
+
+        Raises:
+            OutputError: If that was edited or is the work of another program.
+        """
+        if self._overwrite or not output.target or not output.target.exists():
+            return ""
+        self._read_new()  # another job may have written it meanwhile
+        versions = self._versions.get(self._name(output.target))
+        present = versions and versions.get(sha256(output.target))
+        if not present:
             raise OutputError(
                 f"{output.name}: exists, and was edited or written by another program;"
                 " add --overwrite to replace it"
             )
+        return present
 
-    def is_complete(self, output: Output, fingerprint: Fingerprint) -> bool:
-        """Tells whether an output was made from this, and is unchanged since."""
-        present = None if self._overwrite else self._find(output)
-        return bool(present) and present == json_digest(fingerprint)
+    def is_complete(self, output: Output, fingerprint: Fingerprint | None) -> bool:
+        """Tells whether an output was made from this, and is unchanged since.
 
-    def _find(self, output: Output) -> str | None:
-        """Finds the digest of the fingerprint of what is at an output, empty if there is nothing.
-
-        None if it was edited or is the work of another program.
+        Raises:
+            OutputError: As in `require_own`.
         """
-        if not output.target or not output.target.exists():
-            return ""
-        self._read_new()  # another job may have written it meanwhile
-        versions = self._versions.get(self._name(output.target), {})
-        return versions.get(sha256(output.target)) if versions else None
+        present = self.require_own(output)
+        return fingerprint is not None and present == json_digest(fingerprint)
+
+    def require_writable(self) -> None:
+        """Raises OutputError if nothing can be added, before any work is done."""
+        self.append([])
 
     def announce(self, output: Output, digest: str, fingerprint: Fingerprint) -> None:
         """Records an output that is to appear, unless it would replace the work of others."""

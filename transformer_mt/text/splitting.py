@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from importlib import resources
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np

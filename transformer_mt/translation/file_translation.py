@@ -45,7 +45,7 @@ def translate_file(
         record: That of the folder of outputs, if there is one; the report names the file then.
 
     Returns:
-        The number of lines that were translated now, and of those of the file that were split,
+        The number of lines of the file, earlier ones included, and of those that were split,
         copied and so on.
 
     Raises:
@@ -76,7 +76,7 @@ def translate_file(
     counts = {**state.counts, **input_format.counts}
     prefix = f"{pair.name}: " if record else ""
     _report(state.lines - resumed, time.monotonic() - began, counts, prefix)
-    return {"lines": state.lines - resumed, **counts}
+    return {"lines": state.lines, **counts}
 
 
 def _report(lines: int, seconds: float, counts: Mapping[str, int], prefix: str) -> None:

@@ -24,7 +24,9 @@ ROWS_NAMED = 5
 """Most rows that are reported by their numbers."""
 _OTHER_ENDINGS = {"ndjson": "jsonl"}
 _AS_TEXT = "add --input-format text"
-_TAG = r"<[^<>\n]*>|\{[^{}\n]*\}|\\N"
+_BREAK = r"\\N|<br ?/?>"
+_TAG = rf"{_BREAK}|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
+"""Those of HTML, WebVTT, SubStation Alpha (`{\\an8}`) and MicroDVD (`{y:i}`)."""
 _TIMES = r"^[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!\r?\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
 """A line of times and the lines up to an empty one, or to the next cue."""
@@ -176,8 +178,8 @@ class _Table:
 
 
 def _cell(cell: Cell) -> Segment:
-    """Makes a segment of a text that is translated by lines."""
-    parts = re.split(r"(\r\n|\r|\n)", cell.text)
+    """Makes a segment of a text that is translated by lines; an empty one has none."""
+    parts = re.split(r"(\r\n|\r|\n)", cell.text) if cell.text else []
 
     def write(translations: Sequence[Sequence[Translation]]) -> str:
         lines = (best.text for best, *_ in translations)
@@ -214,7 +216,7 @@ def _cue(cue: str) -> Segment:
     """
     lines = _CUE_LINE.findall(cue)
     if any(re.search(_TAG, text) for _, text, _ in lines):
-        lines = [[re.sub(_TAG, "", part) for part in line] for line in lines]
+        lines = [[re.sub(_TAG, "", re.sub(_BREAK, " ", part)) for part in line] for line in lines]
     starts, texts, ends = zip(*lines, strict=True)
     spoken = [text for text in texts if text]
     by_lines = all(re.search("[-–—]", start) for start, text, _ in lines if text)
@@ -232,9 +234,10 @@ def _cue(cue: str) -> Segment:
 def _break_lines(text: str, count: int) -> list[str]:
     """Breaks a text at spaces into lines of similar length: a word is where its middle falls."""
     lines, place = [list[str]() for _ in range(count)], 0
-    for word in text.split(" "):
+    length = len(" ".join(text.split()))
+    for word in text.split():
         middle = place + len(word) / 2
-        lines[int(count * middle / max(len(text), 1))].append(word)
+        lines[int(count * middle / length)].append(word)
         place += len(word) + 1
     return [" ".join(words) for words in lines]
 
@@ -274,7 +277,7 @@ def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
             f"{name}: is a table ({kind}): add --column NAME, or --column NUMBER if its first row"
             f" has no names; to translate its lines, {_AS_TEXT}"
         )
-    columns = column, options.input.output_column or column
+    columns = [column, options.input.output_column or column]  # as JSON gives it back
     table: DelimitedTable | JsonLines = JsonLines(*columns)
     if kind != "jsonl":
         table = DelimitedTable(name, kind == "csv", *columns)

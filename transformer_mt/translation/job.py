@@ -59,7 +59,7 @@ class _Job:
             try:
                 self._translate_file(pair, translator, made_from)
             except (DataError, OutputError) as error:
-                self.summary.failed[pair.name] = str(error)
+                self.summary.add_failure(pair.name, error)
                 raise
 
     def translate_folder(self, folder: Path) -> None:
@@ -71,6 +71,7 @@ class _Job:
         record, data = OutputRecord(folder, self.files.overwrite), self.models[0].config.data
         pairs = plan_folder(self.files, record, (data.src_lang, data.tgt_lang), self.summary)
         if pairs:
+            record.require_writable()
             translator, made_from = self._load_translator()
             small = SmallFiles(translator, self.options, made_from, record, self.summary)
             for pair in small.translate(pairs):

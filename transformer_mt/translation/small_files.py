@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from transformer_mt.errors import NotTextError
+from transformer_mt.errors import NotTextError, OutputError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import open_temporary, sync
+from transformer_mt.system.files import beside, open_temporary, sync
 from transformer_mt.system.output_record import OutputRecord
-from transformer_mt.system.outputs import Fingerprint
+from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, open_input
 from transformer_mt.translation.formats import InputFormat, Segment, choose_format
 from transformer_mt.translation.inputs import FilePair
@@ -24,6 +24,7 @@ from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.summary import Summary
 from transformer_mt.translation.translator import Translation, Translator, count_kinds
 
+_TEMPORARY = "small"
 _SYNC_THREADS = 8
 """Files that wait for the disk at once."""
 
@@ -51,6 +52,11 @@ class _SmallFile:
         """The output, which is a file."""
         assert self.pair.output.target
         return self.pair.output.target
+
+    @property
+    def temporary(self) -> Path:
+        """What becomes the output; another process may be writing its `.NAME.partial`."""
+        return beside(self.target, _TEMPORARY)
 
     @property
     def texts(self) -> list[str]:
@@ -131,12 +137,13 @@ class SmallFiles:
 
     def _read(self, pair: FilePair) -> _SmallFile | None:
         """Reads a file, unless it is complete or large."""
-        self._record.require_own(pair.output)
         text_format = choose_format(pair.input, self._options)
         made_from = {**self._made_from, **text_format.fingerprint}
         require_unchanged, fingerprint = pair.watch_and_hash(made_from)
-        if fingerprint and self._record.is_complete(pair.output, fingerprint):
-            pair.output.discard()
+        if self._record.is_complete(pair.output, fingerprint):
+            if pair.output.state.exists():  # of a translation with other options
+                with suppress(OutputError), pair.output.lock():
+                    pair.output.discard()
             self._summary.skipped += 1
             return None
         # What is drawn for a line depends on its number in the file; a stopped file goes on.
@@ -152,13 +159,10 @@ class SmallFiles:
         size = self._translator.chunk_lines
         with open_input(pair.input) as source:
             lines = LineReader(source, pair.name).chunks(size, size)
-            first = next(lines, None)
-            if next(lines, None):
-                return None
-            chunks = list(text_format.chunks([first] if first else []))
-        if pair.skips_binary and any("\0" in text for each in chunks for text in each.texts):
-            raise NotTextError(f"{pair.name}: contains null bytes")
-        return chunks
+            first = next(lines, [])
+            if pair.skips_binary and any(b"\0" in line for line in first):
+                raise NotTextError(f"{pair.name}: contains null bytes")
+            return None if next(lines, None) else list(text_format.chunks([first] if first else []))
 
     def _write(
         self, group: Sequence[_SmallFile], translations: Iterator[list[Translation]]
@@ -181,7 +185,7 @@ class SmallFiles:
             finally:
                 for file in group:
                     with suppress(OSError):  # it was renamed, or could not be made
-                        file.pair.output.partial.unlink()
+                        file.temporary.unlink()
 
     def _publish(
         self,
@@ -196,10 +200,12 @@ class SmallFiles:
             if self._write_partial(file, content)
         ]
         with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-            list(pool.map(sync, [file.pair.output.partial for file, _ in written]))
-        for file, of_file in written:
-            with self._summary.one_file(file.pair.name):
-                file.pair.output.partial.replace(file.target)
+            synced = [pool.submit(sync, file.temporary) for file, _ in written]
+        for (file, of_file), done in zip(written, synced, strict=True):
+            name = file.pair.output.name
+            with self._summary.one_file(file.pair.name), naming_output(name):
+                done.result()
+                file.temporary.replace(file.target)
                 self._summary.add_file(of_file)
         for folder in {file.target.parent for file, _ in written}:
             sync(folder)
@@ -209,7 +215,8 @@ class SmallFiles:
         with self._summary.one_file(file.pair.name):
             file.require_unchanged()
             self._record.require_own(file.pair.output)
-            with open_temporary(file.target) as partial:
-                partial.write(content)
+            name = file.pair.output.name
+            with naming_output(name), open_temporary(file.target, _TEMPORARY) as temporary:
+                temporary.write(content)
             return True
         return False

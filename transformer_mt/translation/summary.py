@@ -50,9 +50,9 @@ class Summary:
         hidden: Files and folders in a folder whose names begin with a dot.
         links: Links in a folder to folders, or to nothing.
         failed: Reasons by file.
-        counts: The `lines` that were translated, and those that were `split`, `copied`, `cut`,
-            `empty`, or not in UTF-8 (`replaced`), and rows `kept` as they are; as JSON, keys of
-            their own.
+        counts: The `lines` of the files that were translated, and those that were `split`,
+            `copied`, `cut`, `empty`, or not in UTF-8 (`replaced`), and rows `kept` as they are; as
+            JSON, keys of their own.
         models: Digests of the checkpoints.
         seconds: All the time that the job took.
         exit_code: That of the main process; `torchrun` has its own.
@@ -93,9 +93,16 @@ class Summary:
 
     def fail(self, name: str, error: TransformerMTError) -> None:
         """Counts a file that could not be translated, and reports it at once."""
-        reason = str(error).removeprefix(f"{name}: ")
-        self.failed[os.fsencode(name).decode("utf-8", "replace")] = reason
+        self.add_failure(name, error)
         logger.warning("%s; translating the other files", error)
+
+    def add_failure(self, name: str, error: TransformerMTError) -> None:
+        """Counts a file that could not be translated."""
+        # A name need not be UTF-8, as JSON is.
+        name, reason = (
+            os.fsencode(text).decode("utf-8", "backslashreplace") for text in (name, str(error))
+        )
+        self.failed[name] = reason.removeprefix(f"{name}: ")
 
     def report(self) -> None:
         """Logs it for people.
