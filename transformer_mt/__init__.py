@@ -64,7 +64,8 @@ def load(
 
     Args:
         path: A run (its best checkpoint), a checkpoint, or what `export` wrote for CTranslate2,
-            which needs no torch and has no `attention`, `encoder_output`, `logits` and `model`.
+            which needs no torch and has no `sample`, `attention`, `encoder_output`, `logits` and
+            `model`.
         others: More runs or checkpoints with the same vocabulary; together they form an ensemble.
         device: `auto`, `cpu` or `cuda`.
         precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it. None is `fp32`, and
@@ -77,8 +78,8 @@ def load(
             training lines; `never`, those longer than `max_length`, by default `data.max_length`.
 
     Returns:
-        A model with the methods `translate`, `n_best`, `score`, `attention`, `encoder_output` and
-        `logits`.
+        A model with the methods `translate`, `n_best`, `sample`, `score`, `attention`,
+        `encoder_output` and `logits`.
 
     Raises:
         CheckpointError: If a checkpoint is missing or damaged, or the vocabularies differ.

@@ -3,6 +3,7 @@
 * TransformerMTError
   + ConfigError
   + DataError
+    - ChangedInputError
     - NotTextError
   + OutputError
     - FullDiskError
@@ -30,6 +31,10 @@ class ConfigError(TransformerMTError):
 
 class DataError(TransformerMTError):
     """A corpus, text file or vocabulary that is missing or malformed."""
+
+
+class ChangedInputError(DataError):
+    """A file that changed while it was read, so that what was made from it is of no use."""
 
 
 class NotTextError(DataError):

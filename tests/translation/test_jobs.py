@@ -90,6 +90,13 @@ def test_outputs_are_no_inputs(translate, texts):
         assert translate("-i", "in", "--output-dir", "in").code == 0
     written = {name: text for name, text in tree("in").items() if name.endswith(".en")}
     assert written == texts
+    write("in/c.de", LINES[0])
+    write("in/c.en", "of somebody else")
+    done = translate("-i", "in", "--output-dir", "in", "--summary", "s")
+    assert done.code == 3 and "in/c.en: exists, and was edited" in done.err
+    assert json.loads(Path("s").read_text())["in_target_language"] == 1
+    assert translate("-i", "in", "--output-dir", "in", "--overwrite").code == 0
+    assert "of somebody else" not in Path("in/c.en").read_text()
     done = translate("-i", "in/a/x.de", "-i", "in/a/x.en", "--output-dir", "in/a")
     assert done.code == 3 and "in/a/x.en: is also an input; name another" in done.err
 
@@ -214,6 +221,18 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(translate, texts, monk
     for name in ("out/a/x.en", "out/b/x.en"):
         assert f"warning: {name}: exists, and was edited or written by another" in done.err
         assert Path(name).read_text() == "of somebody else\n"
+
+
+def test_another_process_writes_the_same_output(translate, texts):
+    """Its unfinished file is not touched. Sabotage: write small files to the same `.partial`."""
+    Path("out").mkdir()
+    other = check_output(Path("out/x.en"))
+    with other.lock():
+        other.partial.write_text("of another process")
+        for _ in range(2):
+            assert translate("in/a/x.de", "--output-dir", "out").code == 0
+        assert Path("out/x.en").read_text() == texts["a/x.en"]
+        assert other.partial.read_text() == "of another process"
 
 
 def test_jobs_with_one_folder_of_outputs(tmp_path):

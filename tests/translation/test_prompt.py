@@ -181,6 +181,7 @@ def test_what_a_terminal_decides(copy_run, tmp_path, call, monkeypatch):
 
     monkeypatch.setattr("builtins.input", None)
     assert translate(copy_run, "--input", tmp_path / "in").out == b"abc\n"
-    assert_one_error(translate("none", "-o", "out"), "--output out: name a file as --input")
+    for options in (["-o", "out"], ["--summary", "s"], ["--column", "1"]):
+        assert_one_error(translate("none", *options), "have no effect: name a file as --input")
     os.close(master)
     os.close(terminal)

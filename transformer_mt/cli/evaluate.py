@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.cli.options import (
-    OVERWRITE,
     QUIET,
     RUNS,
     ModelGroup,
@@ -104,7 +103,7 @@ class ReportGroup:
     """What is saved and printed."""
 
     save: Path | None = report_option("FILE", "File to save the translation to.")
-    overwrite: bool = OVERWRITE
+    overwrite: bool = report_flag("Let --save replace text that is scored.", "--overwrite")
     samples: int = report_option(
         "N", "Sentences to show; with --baseline those that differ most.", default=0, min=0
     )

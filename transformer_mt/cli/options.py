@@ -58,10 +58,6 @@ RUNS = argument("RUN...", "Run directories.")
 CHECKPOINT = argument("RUN_OR_CHECKPOINT", "A run (its best checkpoint) or one checkpoint.")
 SET = option("KEY=VALUE", "Override a key of `transformer-mt config`; may be repeated.", "--set")
 RAW = search_flag("Use the trained weights, not their moving average.", "--raw")
-OVERWRITE = file_flag(
-    "Replace existing files in --output-dir, unchanged ones too; or text that is scored.",
-    "--overwrite",
-)
 QUIET = flag("Only warnings and errors on stderr.", "-q", "--quiet", callback=show_messages)
 """Takes effect when it is parsed; commands need not look at its value."""
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.cli.options import (
-    OVERWRITE,
     QUIET,
     ModelGroup,
     SearchGroup,
@@ -71,7 +70,9 @@ class FileGroup:
         "Folder for the translation of each file: a.de.gz gives a.en.gz; below it are the folders"
         " of an --input folder or of --files-from.",
     )
-    overwrite: bool = OVERWRITE
+    overwrite: bool = file_flag(
+        "Translate all anew, and replace what others wrote in --output-dir.", "--overwrite"
+    )
     summary: Path | None = file_option("FILE", "Write what became of the files, as JSON.")
     input_format: InputFormat = file_option(
         values_of(InputFormat),
@@ -190,7 +191,7 @@ def translate(
     file_options = files.options(texts)
     with_scores = lines.scores or lines.format_ == "jsonl"
     penalty = search.length_penalty
-    search.warn_of_length_penalty(with_scores)
+    search.warn_of_length_penalty(with_scores or draws.sample)
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw, split),
         SearchOptions(beam_size, penalty, with_scores, n_best, model.batch_tokens, sampling),

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from transformer_mt.errors import DataError, NotTextError
+from transformer_mt.errors import ChangedInputError, DataError, NotTextError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
 _NO_TEXT = re.compile(
@@ -41,7 +41,7 @@ _BYTE_ORDER_MARK = re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\xff\xfe|\xfe\xff")
 
 def compression_suffix(path: Path) -> str:
     """Returns the suffix of a file's name that tells its compression, or an empty string."""
-    return path.suffix if path.suffix in COMPRESSION_SUFFIXES else ""
+    return path.suffix if path.suffix.lower() in COMPRESSION_SUFFIXES else ""
 
 
 @contextmanager
@@ -125,6 +125,7 @@ def compress(data: bytes, suffix: str) -> bytes:
     Equal input gives equal output. A file of several members is valid in all three formats, so a
     compressed file can be written chunk by chunk.
     """
+    suffix = suffix.lower()
     if suffix == ".gz":
         return gzip.compress(data, mtime=0)  # a timestamp would make equal data differ
     if suffix == ".xz":
@@ -254,7 +255,8 @@ def watch(path: Path | None) -> Callable[[], None]:
 
     def require_unchanged() -> None:
         if version() != before:
-            raise DataError(f"{path or 'stdin'}: changed while it was read; run the command again")
+            name = path or "stdin"
+            raise ChangedInputError(f"{name}: changed while it was read; run the command again")
 
     before = version()
     return require_unchanged

@@ -28,7 +28,7 @@ from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
 from transformer_mt.system.files import atomic_file
 from transformer_mt.system.outputs import check_output
-from transformer_mt.system.streams import COMPRESSION_SUFFIXES
+from transformer_mt.system.streams import compression_suffix
 from transformer_mt.text.cleaning import LineProblems
 from transformer_mt.text.corpus import Pair, open_split
 from transformer_mt.text.normalization import is_blank
@@ -241,7 +241,7 @@ def write_config(
 
 def _language_of(path: Path, option: str) -> str:
     """Returns the language that a file's extension names."""
-    plain = path.with_suffix("") if path.suffix in COMPRESSION_SUFFIXES else path
+    plain = Path(str(path).removesuffix(compression_suffix(path)))
     language = plain.suffix.removeprefix(".")
     if not _LANGUAGE.fullmatch(language):
         raise ConfigError(f"{path}: its name does not end in a language such as .de; give {option}")

@@ -107,7 +107,7 @@ def plan_folder(
         DataError: If a list of files cannot be read.
     """
     assert options.output_dir
-    files = list(_find_files(options, record, summary))
+    files = list(_find_files(options, record, languages[1], summary))
     inputs, pairs = resolve_inputs(each.path for each in files), dict[str, FilePair]()
     summary_file = options.summary and os.path.realpath(options.summary)
     for each in files:
@@ -119,9 +119,8 @@ def plan_folder(
             if not each.path.is_file():  # nobody may ever write into a named pipe
                 raise DataError(f"{each.path}: is not a regular file")
             name = options.output_dir / each.name.parent / output_name(each.name, *languages)
-            if not os.path.isdir(name.parent):
-                with naming_output(name.parent):
-                    name.parent.mkdir(parents=True)
+            with naming_output(name.parent):
+                name.parent.mkdir(parents=True, exist_ok=True)
             pair = FilePair(each.path, check_output(name, inputs), each.skips_binary)
             other = pairs.setdefault(str(pair.output.target or name), pair)
             if other is not pair and os.path.realpath(other.name) != source:
@@ -130,11 +129,11 @@ def plan_folder(
 
 
 def _find_files(
-    options: FileOptions, record: OutputRecord, summary: Summary
+    options: FileOptions, record: OutputRecord, tgt_lang: str, summary: Summary
 ) -> Iterator[_NamedInput]:
     for path in options.inputs:
         if os.path.isdir(path):
-            yield from _walk(path, record, summary)
+            yield from _walk(path, record, tgt_lang, summary)
         else:
             yield _NamedInput(path, Path(path.name))
     if options.files_from:
@@ -146,7 +145,9 @@ def _find_files(
                 yield _NamedInput(path, relative)
 
 
-def _walk(root: Path, record: OutputRecord, summary: Summary) -> Iterator[_NamedInput]:
+def _walk(
+    root: Path, record: OutputRecord, tgt_lang: str, summary: Summary
+) -> Iterator[_NamedInput]:
     """Finds the files of a folder and of those in it, in a fixed order, without hidden ones."""
 
     def report(error: OSError) -> None:
@@ -162,7 +163,11 @@ def _walk(root: Path, record: OutputRecord, summary: Summary) -> Iterator[_Named
                 summary.links += 1
             elif name in names and not os.path.isfile(path):  # a named pipe
                 summary.not_text += 1
-            elif name in names and not record.names(path):
+            elif name in names and record.names(path):
+                continue
+            elif name in names and _without_format(path).endswith(f".{tgt_lang}"):
+                summary.in_target_language += 1
+            elif name in names:
                 yield _NamedInput(path, path.relative_to(root), skips_binary=True)
         visible = (name for name in folders if not name.startswith("."))
         folders[:] = sorted(name for name in visible if not record.is_folder(Path(folder, name)))
@@ -180,6 +185,10 @@ def _read_list(path: Path) -> list[Path]:
 
 def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
     """Names the translation of a file: a.de -> a.en, b.de.srt.gz -> b.en.srt.gz, c -> c.en."""
-    suffix = format_suffix(path) + compression_suffix(path)
-    base = path.name.removesuffix(suffix).removesuffix(f".{src_lang}")
-    return f"{base}.{tgt_lang}{suffix}"
+    base = _without_format(path)
+    return f"{base.removesuffix(f'.{src_lang}')}.{tgt_lang}{path.name[len(base) :]}"
+
+
+def _without_format(path: Path) -> str:
+    """Gives the name of a file without the endings of its format and compression."""
+    return path.name.removesuffix(format_suffix(path) + compression_suffix(path))

@@ -15,7 +15,7 @@ from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.formats import choose_format
 from transformer_mt.translation.inputs import FilePair, plan_folder, plan_single
-from transformer_mt.translation.options import FileOptions, TranslateOptions
+from transformer_mt.translation.options import FileOptions, InputOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
 from transformer_mt.translation.small_files import SmallFiles
@@ -52,7 +52,8 @@ class _Job:
         pair = plan_single(self.files)
         # Here wrong options are noticed before the model is loaded.
         is_table = "columns" in choose_format(pair.input, self.options).fingerprint
-        if self.options.input.column and not is_table:
+        has_columns = self.options.input.column or self.options.input.output_column
+        if has_columns and not is_table:
             raise ConfigError(f"{pair.name}: not a table; add --input-format tsv, csv or jsonl")
         with pair.output.lock():
             translator, made_from = self._load_translator()
@@ -113,7 +114,7 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
     """
     with share_work(paths, options.load.device) as load:
         if load and not files.inputs and not files.files_from and sys.stdin.isatty():
-            _translate_prompt(paths, files.output, options, load)
+            _translate_prompt(paths, files, options, load)
         elif load:
             if files.output_dir:
                 with naming_output(files.output_dir):
@@ -127,12 +128,13 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
 
 
 def _translate_prompt(
-    paths: Sequence[Path], output: Path | None, options: TranslateOptions, load: LoadModels
+    paths: Sequence[Path], files: FileOptions, options: TranslateOptions, load: LoadModels
 ) -> None:
-    if output and str(output) != "-":
+    has_output = files.output and str(files.output) != "-"
+    if has_output or files.summary or options.input != InputOptions():
         raise ConfigError(
-            f"--output {output}: name a file as --input, or redirect stdin (< in.de); the prompt"
-            " writes to stdout"
+            "at a prompt, --output, --summary and options of tables have no effect: name a file as"
+            " --input, or redirect stdin (< in.de)"
         )
     require_single_process("a prompt")
     checkpoints = find_models(paths)

@@ -47,6 +47,7 @@ class Summary:
         done: Files that were translated.
         skipped: Files whose translation was complete, and unchanged since.
         not_text: Files in a folder that hold something else.
+        in_target_language: Files in a folder that have its ending.
         hidden: Files and folders in a folder whose names begin with a dot.
         links: Links in a folder to folders, or to nothing.
         failed: Reasons by file.
@@ -61,6 +62,7 @@ class Summary:
     done: int = 0
     skipped: int = 0
     not_text: int = 0
+    in_target_language: int = 0
     hidden: int = 0
     links: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -112,7 +114,8 @@ class Summary:
         """
         log_kinds(self.counts)
         kinds = {"translated": self.done, "already complete": self.skipped}
-        kinds |= {"not text": self.not_text, "hidden": self.hidden, "links": self.links}
+        kinds |= {"not text": self.not_text, "in the target language": self.in_target_language}
+        kinds |= {"hidden": self.hidden, "links": self.links}
         named = [f"{count:,} {kind}" for kind, count in kinds.items() if count]
         logger.info(f"files: {', '.join(named) or 'none'}; {lines_text(self.counts['lines'])}")
         if self.failed:
@@ -136,7 +139,7 @@ def written_summary(output: Output | None) -> Iterator[Summary]:
     An unfinished one comes first, so that a kill does not leave that of an earlier job.
     """
     summary, began = Summary(), time.monotonic()
-    if output:
+    if output and output.target:  # a stream has one object
         summary.write(output)
     try:
         yield summary
