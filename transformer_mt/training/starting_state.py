@@ -67,7 +67,7 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
 def _warn_of_unused(old: Config, new: Config) -> None:
     """Warns if a resumed run is given a different value of a key that only a new run reads."""
     old_values, new_values = flat_values(old), flat_values(new)
-    for key in ("vocab.path", "train.init_from"):
+    for key in ("vocab.path", *([] if new.valid.old_text else ["train.init_from"])):
         if new_values[key] not in (old_values[key], None):
             logger.warning("%s = %s is not used: the run is resumed", key, new_values[key])
 
