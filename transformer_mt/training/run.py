@@ -123,14 +123,8 @@ def _advising_without_old_text(is_possible: bool) -> Iterator[None]:
         raise type(error)(f"{error}; or set valid.old_text = false") from None
 
 
-def _load_old_text(initial: Checkpoint, checkpoint: Checkpoint | None) -> RawPairs:
+def _load_old_text(initial: Checkpoint) -> RawPairs:
     data = initial.config.data
-    if checkpoint and checkpoint.progress.init_digest != initial.digest:
-        logger.warning(
-            "valid.old_text: %s is not the checkpoint that the run began with; its validation text"
-            " may be another",
-            initial.path,
-        )
     with _advising_without_old_text(True):
         text = load_split(readable_corpus(data, data.valid), data.valid)
     if text.digest() != initial.progress.valid_digest:
@@ -164,9 +158,7 @@ def build_trainer(
     previous = checkpoint.progress.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
-    old_text = None
-    if initial and config.valid.old_text:
-        old_text = _load_old_text(initial, checkpoint)
+    old_text = _load_old_text(initial) if initial and config.valid.old_text else None
     name, form = f"data.valid = {config.data.valid}", config.data.normalize
     warn_of_held_out(name, valid.src, valid.tgt, form=form)
     origin = checkpoint or initial
@@ -187,7 +179,7 @@ def build_trainer(
         limit = fitter.find_micro_batch_tokens()
     progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint and processes.is_main:
-        progress = resume(fitter, checkpoint, run_dir, progress)
+        progress = resume(fitter, checkpoint, run_dir, progress, initial)
     elif initial and processes.is_main:
         progress = begin_from(initial, engine, progress)
     progress = processes.broadcast(progress)

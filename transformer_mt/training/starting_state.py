@@ -24,14 +24,33 @@ from transformer_mt.training.saving import TENSOR_FILES
 logger = logging.getLogger(__name__)
 
 
-def resume(fitter: StepFitter, checkpoint: Checkpoint, run_dir: Path, new: Progress) -> Progress:
-    """Restores the engine, and says what has changed since; `new` is the progress of a new run.
+def resume(
+    fitter: StepFitter,
+    checkpoint: Checkpoint,
+    run_dir: Path,
+    new: Progress,
+    initial: Checkpoint | None,
+) -> Progress:
+    """Restores the engine, and says what has changed since.
+
+    Args:
+        fitter: Its engine is restored.
+        checkpoint: Of the run.
+        run_dir: The run.
+        new: The progress of a new run.
+        initial: The checkpoint of `train.init_from` if `valid.old_text` needs it.
 
     Returns:
         The progress to continue from.
     """
     config = fitter.engine.config
     _warn_of_unused(checkpoint.config, config)
+    if initial and initial.digest != checkpoint.progress.init_digest:
+        logger.warning(
+            "valid.old_text: %s is not the checkpoint that the run began with; its validation text"
+            " may be another",
+            initial.path,
+        )
     _require_same_text(run_dir, checkpoint.progress, new)
     restore_engine(fitter.engine, checkpoint)
     environment = numeric_environment(fitter)
