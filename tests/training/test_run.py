@@ -120,6 +120,7 @@ def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
 def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     config = small_config(corpus_dir, train__keep_last=4, train__save_every=2)
     described, newest = read_description(first), load_newest(first)
+    cut = described.environment["cut of a step"]
     src, tgt = (round(float(side.mean()), 2) for side in prepared.pairs.lengths)
     assert described == RunDescription(
         config=config,
@@ -132,9 +133,9 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
         complete=True,
         parameters=sum(parameter.numel() for parameter in newest.build_model().parameters()),
         software=describe_software(),
-        environment=newest.state.environment
-        | {"micro-batch size": f"{newest.progress.micro_batch_tokens:,}"},
+        environment={**newest.state.environment, "cut of a step": cut},
     )
+    assert f" {newest.progress.micro_batch_tokens:,} positions; " in cut
     log = (first / "train.log").read_text()
     noted = dict(re.findall(r" (command|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")
@@ -173,11 +174,12 @@ def test_a_run_is_trained_again_from_its_directory(corpus_dir, tmp_path, monkeyp
 
 
 def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path, monkeypatch, call):
-    """By name, with texts, source and the size of micro-batches, which memory decides.
+    """By name, with texts, source and the cut of a step, on which memory has an influence.
 
     Sabotage: compare the environments alone.
     """
-    before = f"{load_newest(first).progress.micro_batch_tokens:,}"
+    cut = read_description(first).environment["cut of a step"]
+    other = re.sub("[0-9,]+ pos", "77 pos", cut)
     monkeypatch.setattr(StepFitter, "find_micro_batch_tokens", lambda fitter: 77)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(corpus_dir, "text")
@@ -187,7 +189,7 @@ def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path,
     _, _, err = call("train", first, "--run", "new", *place, "-q")
     assert err == (
         f"warning: differs from {first}: the validation text, train.seed (was 1, is 3), the source"
-        f" of model/ has changed, micro-batch size (was {before}, is 77)\n"
+        f" of model/ has changed, cut of a step (was {cut}, is {other})\n"
     )
     Path("mine").mkdir()  # with a file of the user's, which is kept
     own = (first / "config.toml").read_text().replace("# `", "# Mine. `")

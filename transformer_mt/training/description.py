@@ -54,11 +54,9 @@ def log_start(log: RunLog, trainer: Trainer) -> None:
 
 
 def _environment(trainer: Trainer) -> dict[str, str]:
-    """Lists what bit-equality depends on, with the bound on micro-batches."""
-    progress = trainer.progress
-    since = f" from step {progress.finer_step}" if progress.finer_step else ""
-    size = f"{progress.micro_batch_tokens:,}{since}"
-    return {**numeric_environment(trainer.fitter), "micro-batch size": size}
+    """Lists what bit-equality depends on, with how steps are cut."""
+    fitter = trainer.fitter
+    return {**numeric_environment(fitter), "cut of a step": fitter.describe(trainer.progress)}
 
 
 def describe_run(trainer: Trainer, at_end: bool = False) -> None:

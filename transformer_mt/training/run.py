@@ -179,7 +179,7 @@ def build_trainer(
         limit = fitter.find_micro_batch_tokens()
     progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint and processes.is_main:
-        progress = resume(fitter, checkpoint, run_dir, progress, initial)
+        progress = resume(fitter, checkpoint, progress, initial)
     elif initial and processes.is_main:
         progress = begin_from(initial, engine, progress)
     progress = processes.broadcast(progress)

@@ -25,18 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 def resume(
-    fitter: StepFitter,
-    checkpoint: Checkpoint,
-    run_dir: Path,
-    new: Progress,
-    initial: Checkpoint | None,
+    fitter: StepFitter, checkpoint: Checkpoint, new: Progress, initial: Checkpoint | None
 ) -> Progress:
     """Restores the engine, and says what has changed since.
 
     Args:
         fitter: Its engine is restored.
         checkpoint: Of the run.
-        run_dir: The run.
         new: The progress of a new run.
         initial: The checkpoint of `train.init_from` if `valid.old_text` needs it.
 
@@ -51,7 +46,7 @@ def resume(
             " may be another",
             initial.path,
         )
-    _require_same_text(run_dir, checkpoint.progress, new)
+    _require_same_text(checkpoint.path.parent, checkpoint.progress, new)
     restore_engine(fitter.engine, checkpoint)
     environment = numeric_environment(fitter)
     recorded = checkpoint.state.environment
