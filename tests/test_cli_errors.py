@@ -74,6 +74,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["tune", "RUN", "--beam-size", "0"], "beam size 0: choose 1 to "),
         (["evaluate", "run", "other", "--save", "out"], "--save works with one run or --ensemble"),
         (["evaluate", "run", "other", "--hypotheses", "h"], "--hypotheses works with one run"),
+        (["evaluate", "RUN", "--json", "--samples", "2"], "leave out --samples or --json"),
         (["evaluate", "RUN", "--tokenize", "15a"], "--tokenize 15a: choose none, zh, 13a"),
         (["average", "nowhere", "--last", "2"], "nowhere"),
         *(

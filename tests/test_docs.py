@@ -244,7 +244,8 @@ def test_the_worked_change(corpus_dir, tmp_path):
     assert "gives other scores" in exporting and "export_ctranslate2.py" in exporting
     assert not (tmp_path / "exported").exists()
     apply_diff(diffs[1], tmp_path / "both")
-    assert [changed] == try_rotary(tmp_path / "both")
+    both = try_rotary(tmp_path / "both")
+    assert both == [f"{changed}, the source of translation/ has changed"]
     assert changed.endswith(" one: the source of model/ has changed")
     assert (tmp_path / "both" / "exported" / "model.bin").exists()
 

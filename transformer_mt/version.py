@@ -10,8 +10,9 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-SOURCE_PACKAGES = "model", "training", "text", "system"
-"""Packages whose source decides the bits of a trained model."""
+SOURCE_PACKAGES = "model", "training", "text", "system", "translation", "evaluation"
+"""Packages whose source decides the bits of a trained model; the last two by validation, which
+tells the best checkpoint and when patience ends."""
 _PACKAGE = Path(__file__).parent
 
 

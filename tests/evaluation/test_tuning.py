@@ -66,10 +66,16 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
 
 
 def test_a_mistake_shows_first(runs, call):
-    """Before anything is translated. Sabotage: read the test set after the validation text."""
+    """Before anything is translated.
+
+    Sabotage: read the test set after the validation text; compare the names of the two.
+    """
+    same = "a search must not be chosen on the text it is scored on"
     for words, culprit in (
         (["--split", "nope"], "nope.de"),
-        (["--valid", "test"], "a search must not be chosen on the text it is scored on"),
+        (["--valid", "test"], same),
+        (["--split", "validation"], same),
+        (["--valid", "test[:20]"], same),
     ):
         done = call("tune", *runs, *words)
         assert_one_error(done, culprit)

@@ -154,6 +154,27 @@ def test_smaller_packs_if_memory_runs_out(corpus_dir, tmp_path, monkeypatch, cap
             train(config, tmp_path / "other")
 
 
+def test_the_sum_over_processes_is_tried_beside_the_packs(corpus_dir, tmp_path, monkeypatch):
+    """Or its buffer would not fit at the first step. Sabotage: try the packs alone."""
+    cat = torch.cat
+
+    def fail_beside_large_packs(tensors, *arguments):
+        packed = trainer.engine.packed
+        if packed and packed.capacity > 128 and sum(map(torch.numel, tensors)) >= parameters:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return cat(tensors, *arguments)
+
+    with SimulatedCuda():
+        config = packed_config(corpus_dir, train__batch_tokens=600)
+        trainer = build_trainer(config, tmp_path, processes=Pair(world_size=2))
+        parameters = sum(p.numel() for p in trainer.engine.model.parameters())
+        monkeypatch.setattr(torch, "cat", fail_beside_large_packs)
+        steps = trainer.start_epoch()
+        progress = trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)
+        assert trainer.engine.packed.capacity == 128
+        assert progress.micro_batch_tokens < trainer.progress.micro_batch_tokens
+
+
 def test_the_moments_are_in_memory_when_packs_are_captured(corpus_dir, tmp_path, monkeypatch):
     """Or memory would run out after its trial. Sabotage: capture before the optimizer's step."""
     real, moments = PackedStep.__init__, []

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,15 +108,19 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
 
 
 def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
-    """Sabotage: read the missing config.toml."""
+    """Nor does an average, which has a run.json, too. Sabotage: read the missing config.toml."""
     (tmp_path / "run.json").write_text("{}")
     message = f"{tmp_path}: a run of an earlier version; name its configuration file"
+    assert_one_error(call("train", tmp_path), message)
+    (tmp_path / "manifest.json").write_text("{}")
+    message = f"{tmp_path}: is a checkpoint; name its run, or a configuration with train.init_from"
     assert_one_error(call("train", tmp_path), message)
 
 
 def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     config = small_config(corpus_dir, train__keep_last=4, train__save_every=2)
     described, newest = read_description(first), load_newest(first)
+    cut = described.environment["cut of a step"]
     src, tgt = (round(float(side.mean()), 2) for side in prepared.pairs.lengths)
     assert described == RunDescription(
         config=config,
@@ -128,8 +133,9 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
         complete=True,
         parameters=sum(parameter.numel() for parameter in newest.build_model().parameters()),
         software=describe_software(),
-        environment=newest.state.environment,
+        environment={**newest.state.environment, "cut of a step": cut},
     )
+    assert f" {newest.progress.micro_batch_tokens:,} positions; " in cut
     log = (first / "train.log").read_text()
     noted = dict(re.findall(r" (command|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")
@@ -161,11 +167,20 @@ def test_a_run_is_trained_again_from_its_directory(corpus_dir, tmp_path, monkeyp
     assert call("train", "first", "--set", "train.max_steps=4", "-q")[::2] == (0, "")
     resumed = Path("first/config.toml").read_text()
     assert "max_steps = 4  # --set" in resumed and "seed = 7  # --set" in resumed
-    assert resumed.count("#  ") == 2 and not Path("checkpoints").exists()
+    assert resumed.count("#  ") == 2
+    Path("first/run.json").unlink()
+    assert call("train", "first", "--set", "train.max_steps=5", "-q")[::2] == (0, "")
+    assert Path("first/step-00000005").exists() and not Path("checkpoints").exists()
 
 
 def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path, monkeypatch, call):
-    """By name, with texts and source. Sabotage: compare the environments alone."""
+    """By name, with texts, source and the cut of a step, on which memory has an influence.
+
+    Sabotage: compare the environments alone.
+    """
+    cut = read_description(first).environment["cut of a step"]
+    other = re.sub("[0-9,]+ pos", "77 pos", cut)
+    monkeypatch.setattr(StepFitter, "find_micro_batch_tokens", lambda fitter: 77)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(corpus_dir, "text")
     Path("text/validation.de").write_text("other\n" * 60)
@@ -174,7 +189,7 @@ def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path,
     _, _, err = call("train", first, "--run", "new", *place, "-q")
     assert err == (
         f"warning: differs from {first}: the validation text, train.seed (was 1, is 3), the source"
-        " of model/ has changed\n"
+        f" of model/ has changed, cut of a step (was {cut}, is {other})\n"
     )
     Path("mine").mkdir()  # with a file of the user's, which is kept
     own = (first / "config.toml").read_text().replace("# `", "# Mine. `")
@@ -206,6 +221,17 @@ def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
     gone = first.rename(tmp_path / "gone")
     with pytest.raises(CheckpointError, match="; or set valid.old_text = false$"):
         train(small_config(corpus_dir, **keys, train__max_steps=6), tmp_path / "run")
+    keys["train__init_from"], end = str(gone), "is not the checkpoint that the run began with; "
+    train(small_config(corpus_dir, **keys, train__max_steps=5), tmp_path / "run")
+    assert "is not used" not in caplog.text and end not in caplog.text
+    keys["train__init_from"] = str(tmp_path / "run")
+    train(small_config(corpus_dir, **keys, train__max_steps=6), tmp_path / "run")
+    assert "is not used" not in caplog.text and caplog.text.count(end) == 1
+    small = small_config(corpus_dir, train__max_steps=0, model__d_ff=16)
+    train(small, tmp_path / "small")
+    keys["train__init_from"] = str(tmp_path / "small")
+    with pytest.raises(ConfigError, match="d_ff = 16, not 32; .*; or set valid.old_text = false$"):
+        train(small_config(corpus_dir, **keys, train__max_steps=7), tmp_path / "run")
     gone.rename(first)
     with pytest.raises(ConfigError, match=r"^valid.old_text requires train.init_from$"):
         train(small_config(corpus_dir, valid__old_text=True), tmp_path / "other")
@@ -280,6 +306,19 @@ def test_what_has_not_reached_its_end_is_not_complete(corpus_dir, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         train(small_config(corpus_dir, train__max_steps=2), run)
     assert ends == [False] and not read_description(run).complete
+
+
+def test_a_finished_run_keeps_what_it_was_trained_with(corpus_dir, run_dir, tmp_path, monkeypatch):
+    """Only where its text lies changes. Sabotage: describe it as if it were trained again."""
+    (run_dir / "source.diff").write_text("kept")
+    before, moved = read_description(run_dir), shutil.copytree(corpus_dir, tmp_path / "moved")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setattr(sys, "argv", ["/transformer_mt/__main__.py", "train", "x"])
+    config = small_config(moved, train__keep_last=4, train__save_every=2)
+    train(config, run_dir)
+    assert read_description(run_dir) == replace(before, config=config)
+    assert (run_dir / "source.diff").read_text() == "kept"
+    assert "\n#     transformer-mt train x\n" in (run_dir / "config.toml").read_text()
 
 
 def test_a_vocabulary_made_elsewhere(corpus_dir, first, tmp_path):
@@ -446,7 +485,7 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
         f"{run_dir}/run.json: not a regular file; resume the run, which writes it again",
         "vocab.path = other.model is not used: the run is resumed",
         "train.init_from = elsewhere is not used: the run is resumed",
-        *2 * [f"{run_dir}/run.json: cannot be written: Is a directory"],
+        f"{run_dir}/run.json: cannot be written: Is a directory",
     ]
     assert "resuming at step 8, epoch 0" in caplog.messages
     for path in list_checkpoints(run_dir):

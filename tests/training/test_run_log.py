@@ -88,6 +88,14 @@ def test_a_validation_that_was_made_up_appears_once(tmp_path):
     assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(7, 2.0)]
 
 
+def test_a_validation_before_the_first_step_appears_once(tmp_path):
+    """If the run was killed before it saved. Sabotage: keep what has the step of the progress."""
+    for bleu in (1.0, 2.0):
+        with RunLog(tmp_path, Progress()) as log:
+            log.record("valid", Progress(), 0.0, {"bleu": bleu})
+    assert [line["bleu"] for line in records(tmp_path)] == [2.0]
+
+
 def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
     """Such lines are removed."""
     good = '{"kind": "train", "step": 1, "seconds": 1}'

@@ -35,6 +35,9 @@ class Thread:
     def broadcast(self, value):
         return self.gather(value)[0]
 
+    def min(self, value):
+        return min(self.gather(value))
+
     def finish(self):
         self._barrier.wait()
 
@@ -82,12 +85,22 @@ def test_all_processes_decode_the_same_batches(world_size):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_the_least_memory_decides_the_size_of_batches():
+    """Of all processes, which must have the same batches. Sabotage: let each use its own."""
+    runtimes = [Reverser(), Reverser()]
+    runtimes[1].batch_tokens = 5
+    with ThreadPoolExecutor(2) as pool:
+        shared = list(pool.map(SharedRuntime, runtimes, threads(2)))
+    assert [runtime.batch_tokens for runtime in shared] == [5, 5]
+
+
 def test_the_first_results_wait_for_few_batches():
     """One for each process, then more, but not all of a large text. Sabotage: one round."""
     taken = []
     processes = SimpleNamespace(
         rank=0,
         world_size=2,
+        min=int,
         gather=lambda value: [value, value],
         broadcast=lambda task: taken.append(len(task.batches)) or task,
     )

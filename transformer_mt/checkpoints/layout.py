@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import json_digest
-from transformer_mt.system.manifest import read_manifest
+from transformer_mt.system.manifest import MANIFEST, read_manifest
 
 METRICS = "metrics.jsonl"
 """Metrics of a run, one JSON object per line."""
@@ -34,11 +34,16 @@ def find_config(config: Path, run_dir: Path | None) -> tuple[Path, Path]:
     """Gives the TOML file of a configuration or a run, and by default where it is trained.
 
     Raises:
-        CheckpointError: If a run has none.
+        CheckpointError: If a run has none, or the path is a checkpoint.
     """
+    if (config / MANIFEST).exists():
+        raise CheckpointError(
+            f"{config}: is a checkpoint; name its run, or a configuration with train.init_from"
+        )
     if (config / RUN_FILE).exists() and not (config / RUN_CONFIG).exists():
         raise CheckpointError(f"{config}: a run of an earlier version; name its configuration file")
-    config = config / RUN_CONFIG if config.is_dir() else config
+    if config.is_dir():
+        return config / RUN_CONFIG, run_dir or config
     is_of_run = config.name == RUN_CONFIG and (config.parent / RUN_FILE).exists()
     default = config.parent if is_of_run else Path("checkpoints") / config.stem
     return config, run_dir or default

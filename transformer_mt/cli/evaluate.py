@@ -135,6 +135,8 @@ def evaluate(
     """
     runs = [paths] if paths and search.ensemble else [[path] for path in paths or ()]
     scored.check(len(runs), report.save)
+    if report.json_ and report.samples:
+        raise ConfigError("--json prints no sentences: leave out --samples or --json")
     search.warn_of_length_penalty()
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw),

@@ -197,7 +197,8 @@ class TrainConfig(Section):
     """Random seed of initial weights, order of the pairs, dropout and `vocab.sampling`."""
     init_from: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
     """A run or checkpoint whose weights and vocabulary a new run starts from; its sizes in [model],
-    its vocab.kind, vocab.size and vocab.symbols must be set. Not read on resume."""
+    its vocab.kind, vocab.size and vocab.symbols must be set. On resume only
+    `valid.old_text` reads it."""
     ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Decay, such as 0.999, of a moving average of the weights that is validated and saved in
     addition to them. 0 disables it."""

@@ -3,7 +3,8 @@
 import logging
 import shlex
 import sys
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import ORIGINS
@@ -14,14 +15,20 @@ from transformer_mt.checkpoints.run_description import (
     SentenceLengths,
     ValidationText,
     VocabularySizes,
+    read_description,
     write_description,
 )
 from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import format_config
+from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.files import atomic_file
-from transformer_mt.training.environment import describe_software, reasons_against_bit_equality
+from transformer_mt.training.environment import (
+    describe_software,
+    numeric_environment,
+    reasons_against_bit_equality,
+)
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
 from transformer_mt.version import source_state
@@ -32,12 +39,12 @@ _HEAD = "# `transformer-mt train RUN --run NEW` trains this again. It was traine
 _COMMAND = "#     "
 
 
-def log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:
+def log_start(log: RunLog, trainer: Trainer) -> None:
     """Logs what is trained, by which command and software, and from where it goes on."""
     progress, corpus = trainer.progress, trainer.corpus
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"software: {describe_software()}")
-    log.note(f"numeric environment: {environment}")
+    log.note(f"numeric environment: {_environment(trainer)}")
     logger.info(f"{corpus.summary}; {trainer.engine.device.type}, {progress.precision}")
     if progress.step:
         logger.info("resuming at step %d, epoch %d", progress.step, progress.epoch)
@@ -46,11 +53,18 @@ def log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> Non
         logger.info("starting from %s (digest %s)", origin, progress.init_digest)
 
 
-def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool = False) -> None:
+def _environment(trainer: Trainer) -> dict[str, str]:
+    """Lists what bit-equality depends on, with how steps are cut."""
+    fitter = trainer.fitter
+    return {**numeric_environment(fitter), "cut of a step": fitter.describe(trainer.progress)}
+
+
+def describe_run(trainer: Trainer, at_end: bool = False) -> None:
     """Writes run.json when a run is started, resumed, or has reached one of its limits.
 
     Before it is trained, also config.toml, and source.diff if the program has uncommitted changes.
-    Logs a warning if that fails.
+    If nothing is left to train, what the run was trained with stays recorded. Logs a warning if
+    that fails.
     """
     corpus, progress, vocab = trainer.corpus, trainer.progress, trainer.corpus.vocab
     sides = zip(("src", "tgt"), corpus.pairs.lengths, strict=True)
@@ -65,15 +79,20 @@ def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool =
         validation=ValidationText(len(trainer.valid), progress.valid_digest),
         init_from=initial,
         vocabulary=VocabularySizes(vocab.src.size, vocab.tgt.size, vocab.tgt.kind),
-        complete=complete,
+        complete=trainer.is_finished,
         parameters=sum(p.numel() for p in trainer.engine.model.parameters()),
         software=describe_software(),
-        environment=environment,
+        environment=_environment(trainer),
     )
+    if trainer.is_finished and not at_end:
+        with suppress(CheckpointError):  # whoever read the checkpoint has warned
+            earlier = read_description(trainer.run_dir) or description
+            description = replace(earlier, config=trainer.config, complete=True)
     try:
         write_description(trainer.run_dir, description)
-        if not complete:
+        if not at_end:
             _write_config(trainer.run_dir / RUN_CONFIG, trainer.config)
+        if not trainer.is_finished:
             _write_diff(trainer.run_dir / RUN_DIFF)
     except OSError as error:
         path = error.filename2 or error.filename
@@ -85,7 +104,8 @@ def _write_config(path: Path, config: Config) -> None:
     before = path.read_text("utf-8", "replace") if path.exists() else _HEAD
     commands = _HEAD + "".join(x for x in before.splitlines(True) if x.startswith(_COMMAND))
     if before.startswith(_HEAD) and before != commands + format_config(config, commands):
-        words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        name = Path(sys.argv[0]).name.replace("__main__.py", "transformer-mt")  # python -m
+        words = [name, *sys.argv[1:]]
         commands += f"{_COMMAND}{escape_controls(shlex.join(words))}\n"
         with atomic_file(path) as file:
             file.write((commands + format_config(config, commands)).encode(errors="replace"))
@@ -99,12 +119,13 @@ def _write_diff(path: Path) -> None:
             file.write(diff.encode())
 
 
-def compare_with(first_dir: Path | None, trainer: Trainer, environment: dict[str, str]) -> None:
+def compare_with(first_dir: Path | None, trainer: Trainer) -> None:
     """Warns of what differs from another run that is repeated, if that has a run.json."""
     if first_dir is None or first_dir.resolve() == trainer.run_dir.resolve():
         return
     if first := description_if_sound(first_dir):
-        config, before, own = trainer.config, first.environment, asdict(trainer.progress)
+        config, environment, own = trainer.config, _environment(trainer), asdict(trainer.progress)
+        before = first.environment
         changes = reasons_against_bit_equality(first.config, before, config, environment)
         texts = [f"the {text}" for key, text in ORIGINS.items() if first.digests[key] != own[key]]
         if differences := [*texts, *changes.values()]:

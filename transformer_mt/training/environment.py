@@ -38,7 +38,7 @@ _VARIABLES = re.compile(
 def numeric_environment(fitter: StepFitter) -> dict[str, str]:
     """Lists everything outside the configuration that the bits of a result depend on.
 
-    Two runs of one configuration are bit-equal if these are equal.
+    Two runs of one configuration are bit-equal if these are equal and their steps are cut alike.
     """
     engine, device = fitter.engine, fitter.engine.device
     compiled = COMPILE_FAILED if fitter.compile_failed else "on" if fitter.packs else "off"

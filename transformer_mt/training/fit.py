@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import ModelConfig
@@ -223,6 +224,9 @@ class StepFitter:
             skip_step_if(engine.optimizer, torch.ones((), device=engine.device))
             engine.optimizer.step()  # allocates the moments, and changes nothing
             self._capture_packs(progress)
+            if self._processes.world_size > 1:
+                with self._failing_together():
+                    parameters_to_vector(engine.model.parameters())  # as large as what is summed
             for trial in trials:
                 with self._failing_together():
                     losses = engine.add_gradients(1, [pairs.batch(trial)] * at_once, 1)

@@ -30,11 +30,7 @@ from transformer_mt.text.prepared import prepare
 from transformer_mt.text.trained_here import readable_corpus, remember_text
 from transformer_mt.training.description import compare_with, describe_run, log_start
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.environment import (
-    COMPILE_FAILED,
-    numeric_environment,
-    numeric_software,
-)
+from transformer_mt.training.environment import COMPILE_FAILED, numeric_software
 from transformer_mt.training.fit import StepFitter, require_memory
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.starting_state import begin_from, initial_checkpoint, resume
@@ -103,15 +99,16 @@ def _train_main(
         log = RunLog(run_dir, trainer.progress, config.train.tensorboard, is_own)
         stack.enter_context(log)
         PACKAGE_LOGGER.removeHandler(early_messages)
-        environment = numeric_environment(trainer.fitter)
-        log_start(log, trainer, environment)
+        log_start(log, trainer)
         early_messages.setTarget(log)
         early_messages.flush()
-        compare_with(first_dir, trainer, environment)
-        describe_run(trainer, environment)
+        compare_with(first_dir, trainer)
+        was_finished = trainer.is_finished
+        describe_run(trainer)
         remember_text(config.data)
         trainer.run(log, is_own)
-        describe_run(trainer, environment, complete=True)
+        if not was_finished:
+            describe_run(trainer, at_end=True)
         return trainer.progress
 
 
@@ -120,7 +117,7 @@ def _advising_without_old_text(is_possible: bool) -> Iterator[None]:
     """Adds to an error how to train without the run that training started from, or its text."""
     try:
         yield
-    except (CheckpointError, DataError) as error:
+    except (CheckpointError, ConfigError, DataError) as error:
         if not is_possible:
             raise
         raise type(error)(f"{error}; or set valid.old_text = false") from None
@@ -182,7 +179,7 @@ def build_trainer(
         limit = fitter.find_micro_batch_tokens()
     progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint and processes.is_main:
-        progress = resume(fitter, checkpoint, run_dir, progress)
+        progress = resume(fitter, checkpoint, progress, initial)
     elif initial and processes.is_main:
         progress = begin_from(initial, engine, progress)
     progress = processes.broadcast(progress)

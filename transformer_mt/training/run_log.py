@@ -186,4 +186,6 @@ def _remove_later_metrics(path: Path, progress: Progress) -> None:
 def _last_steps(progress: Progress) -> dict[str, int]:
     """Gives the last step of each kind of line that belongs to a checkpoint."""
     # A checkpoint saved on a signal comes before the validation of its step.
-    return {"train": progress.step, "valid": progress.valid_step}
+    # Step 0 has been validated only if there is a score.
+    valid_step = progress.valid_step or (0 if progress.best_bleu >= 0 else -1)
+    return {"train": progress.step, "valid": valid_step}

@@ -24,15 +24,29 @@ from transformer_mt.training.saving import TENSOR_FILES
 logger = logging.getLogger(__name__)
 
 
-def resume(fitter: StepFitter, checkpoint: Checkpoint, run_dir: Path, new: Progress) -> Progress:
-    """Restores the engine, and says what has changed since; `new` is the progress of a new run.
+def resume(
+    fitter: StepFitter, checkpoint: Checkpoint, new: Progress, initial: Checkpoint | None
+) -> Progress:
+    """Restores the engine, and says what has changed since.
+
+    Args:
+        fitter: Its engine is restored.
+        checkpoint: Of the run.
+        new: The progress of a new run.
+        initial: The checkpoint of `train.init_from` if `valid.old_text` needs it.
 
     Returns:
         The progress to continue from.
     """
     config = fitter.engine.config
     _warn_of_unused(checkpoint.config, config)
-    _require_same_text(run_dir, checkpoint.progress, new)
+    if initial and initial.digest != checkpoint.progress.init_digest:
+        logger.warning(
+            "valid.old_text: %s is not the checkpoint that the run began with; its validation text"
+            " may be another",
+            initial.path,
+        )
+    _require_same_text(checkpoint.path.parent, checkpoint.progress, new)
     restore_engine(fitter.engine, checkpoint)
     environment = numeric_environment(fitter)
     recorded = checkpoint.state.environment
@@ -67,7 +81,7 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
 def _warn_of_unused(old: Config, new: Config) -> None:
     """Warns if a resumed run is given a different value of a key that only a new run reads."""
     old_values, new_values = flat_values(old), flat_values(new)
-    for key in ("vocab.path", "train.init_from"):
+    for key in ("vocab.path", *([] if new.valid.old_text else ["train.init_from"])):
         if new_values[key] not in (old_values[key], None):
             logger.warning("%s = %s is not used: the run is resumed", key, new_values[key])
 

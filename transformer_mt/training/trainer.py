@@ -87,6 +87,17 @@ class Trainer:
         # The line being logged: when it began, and what an earlier process has done for it.
         self._line_began, self._earlier = self._saved_at, self.engine.read_window()
 
+    @property
+    def _is_validated(self) -> bool:
+        if self.config.valid.old_text and self.progress.best_bleu < 0:
+            return False  # not even before the first step
+        return self.progress.valid_step == self.progress.step
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a limit is reached, and the weights are validated and saved."""
+        return bool(self._reached_limit() and self._is_validated and self._saver.saved)
+
     def run(self, log: RunLog | None, is_own: Callable[[], bool] = lambda: True) -> None:
         """Trains until a limit is reached, then validates and saves; raises as `run.train`.
 
@@ -105,17 +116,14 @@ class Trainer:
             self._saver,
         ):
             reason, step = self._reached_limit(), self.progress.step
-            is_validated = self.progress.valid_step == step
-            if self.config.valid.old_text and self.progress.best_bleu < 0:
-                is_validated = False  # not even before the first step
-            if reason and is_validated and self._saver.saved:
+            if self.is_finished:
                 logger.info(f"nothing to do: {reason}, and the run is at step {step}; {following}")
                 self._processes.finish()
                 return
             try:
                 with closing(self._epoch_pairs):
                     # An interrupted run has missed the validation that was due.
-                    if reason or (step % self.config.valid.every == 0 and not is_validated):
+                    if reason or (step % self.config.valid.every == 0 and not self._is_validated):
                         self._validate()
                         reason = self._reached_limit()
                         self._save(final=reason is not None)

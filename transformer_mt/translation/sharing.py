@@ -56,6 +56,8 @@ class _Round:
 class SharedRuntime:
     """A runtime that deals batches to all processes, each of which has the same model.
 
+    They all make it together.
+
     All processes decode the same batches, or else those of the main one by `decode_round`.
 
     Args:
@@ -66,7 +68,9 @@ class SharedRuntime:
     def __init__(self, runtime: Runtime, processes: Processes) -> None:
         self._runtime, self._processes = runtime, processes
         self.device_type, self.precision = runtime.device_type, runtime.precision
-        self.batch_tokens, self.chunk_lines = runtime.batch_tokens, runtime.chunk_lines
+        # All must cut the same batches, even if one has less memory.
+        self.batch_tokens = processes.min(runtime.batch_tokens)
+        self.chunk_lines = runtime.chunk_lines
         self.describe, self.score = runtime.describe, runtime.score
 
     def decode(
