@@ -13,7 +13,8 @@
 Every mistake that a caller can correct is a `TransformerMTError`; a wrong type is a TypeError.
 
 Importing the package is quick: torch is imported when a model is loaded. The library changes no
-settings of the process and prints nothing; its messages go to `logging`.
+settings of the process (but threads started while it translates on a CPU get fewer PyTorch threads)
+and prints nothing; its messages go to `logging`.
 """
 
 from importlib import import_module
