@@ -43,8 +43,9 @@ class DataConfig(Section):
     tgt_lang: Annotated[Language, OnChange.SHAPES_CORPUS] = "en"
     """Language to translate to."""
     normalize: Annotated[NormalForm, OnChange.SHAPES_CORPUS] = "nfc"
-    """How text is read: "nfc" composes letters and accents (Unicode NFC) and drops soft hyphens,
-    zero-width spaces, word joiners and byte order marks; "none" leaves text as it is."""
+    """How text is read: "nfc" composes letters and accents (Unicode NFC), spells out ligatures such
+    as U+FB01, and drops soft hyphens, zero-width spaces, word joiners, byte order marks and marks
+    of writing direction; "none" leaves text as it is."""
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
     """Pieces per side, without EOS; longer training pairs are dropped."""
     max_length_ratio: Annotated[float, Field(ge=0), OnChange.SHAPES_CORPUS] = 0.0
@@ -56,7 +57,8 @@ class DataConfig(Section):
     drop_control: Annotated[bool, OnChange.SHAPES_CORPUS] = False
     """Drop training pairs with control characters."""
     min_letters: Annotated[float, Field(ge=0, le=1), OnChange.SHAPES_CORPUS] = 0.0
-    """Drop training pairs with a smaller share of letters on a side, spaces not counted."""
+    """Drop training pairs with a smaller share of letters on a side, without spaces and combining
+    marks."""
     cache_dir: Annotated[str, OnChange.ALLOWED] = "data/cache"
     """Folder for downloads."""
     prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
