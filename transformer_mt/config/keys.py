@@ -172,7 +172,8 @@ class TrainConfig(Section):
     """Epochs after which training ends. 0 is no limit."""
     bidirectional_epochs: Annotated[int, Field(ge=0), OnChange.REFUSED] = 0
     """Number of epochs at the start in which every second pair is reversed, such as a third of all:
-    with little text the model learns more from it. Requires `vocab.shared`."""
+    with little text the model learns more from it. Requires `vocab.shared`, and no
+    `vocab.symbols`."""
     max_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
     """Minutes of training over all resumptions, including validation. 0 is no limit."""
     save_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
@@ -251,8 +252,11 @@ class Config(Section):
             yield f"model.d_model = {model.d_model} is not divisible by n_heads = {model.n_heads}"
         if model.tie_embeddings and not vocab.shared:
             yield "model.tie_embeddings = true requires vocab.shared = true"
-        if self.train.bidirectional_epochs and not vocab.shared:
-            yield "train.bidirectional_epochs requires vocab.shared = true"
+        if self.train.bidirectional_epochs and (vocab.symbols or not vocab.shared):
+            yield (
+                "train.bidirectional_epochs requires vocab.shared = true, and no vocab.symbols,"
+                " which reversed pairs would have in their targets"
+            )
         if limit != "auto" and limit <= data.max_length:
             yield (
                 f"train.micro_batch_tokens = {limit} cannot hold a pair of data.max_length ="

@@ -157,7 +157,10 @@ def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) ->
         "cleaning": CLEANING_VERSION,
         "text": split_digest,
         "data": values_that_shape_corpus(config.data),
-        "vocab": digests or values_that_shape_corpus(config.vocab),
+        # Targets with a symbol are refused, even if the vocabulary has it anyway.
+        "vocab": [*digests, *config.vocab.symbols]
+        if vocab
+        else values_that_shape_corpus(config.vocab),
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
