@@ -92,6 +92,8 @@ def load_test_set(
     name = f"{without_folder(data.path)}, split {split}"
     if chosen != split or Path(data.path).is_dir():  # other text may have the same name
         name += f" ({pairs.digest()[:8]})"
+    _warn_of_tokenised(f"{name}, {data.src_lang}", pairs.src)
+    _warn_of_tokenised(f"{name}, {data.tgt_lang}", pairs.tgt)
     return EvaluationSet(name, pairs.src, [pairs.tgt])
 
 
@@ -141,10 +143,14 @@ def check_text(path: Path, lines: Sequence[str]) -> None:
     """
     if lines and all("\t" in line for line in lines):
         raise DataError(f"{path}: each line has a tab; name a file of one column (see cut -f)")
+    _warn_of_tokenised(str(path), lines)
+
+
+def _warn_of_tokenised(name: str, lines: Sequence[str]) -> None:
     tokenised = [line for line in lines if _TOKENISED.search(line)]
     if tokenised and len(tokenised) >= min(100, len(lines) / 10):
         logger.warning(
-            f"{path}: {len(tokenised):,} of {len(lines):,} lines look tokenised or cut into pieces,"
+            f"{name}: {len(tokenised):,} of {len(lines):,} lines look tokenised or cut into pieces,"
             f" such as {tokenised[0][:60]!r}; scores are for text that is neither"
         )
 
