@@ -76,7 +76,11 @@ def load_test_set(
         return _load_sacrebleu(test_set, data.src_lang, data.tgt_lang)
     if refs:
         return _load_files(src, refs, columns)
-    split = split or "test"
+    return _load_split(data, split or "test", save)
+
+
+def _load_split(data: DataConfig, split: str, save: Output | None) -> EvaluationSet:
+    """Loads a split of the corpus, which a translation that is saved must not replace."""
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
     configured["validation"] = data.valid
     chosen = configured.get(split, split)
