@@ -134,10 +134,7 @@ JAPANESE = ["東京", "きれいなスーパー", "中文字"]
         ([*GERMAN, "", " \u3000"], "2 empty"),
         ([*GERMAN, "a\tb\tc"], "1 with tabs"),
         (["می\u200cخواهم", "\u200fخواهم"], ""),
-        (
-            ["Das ist gut .", "Das ist 1 ."],
-            "2 with a space before the full stop, as in tokenised text",
-        ),
+        (["Das ist gut .", "Das ist 1 ."], "2 with a space before the full stop (tokenised)"),
         (["AT&amp;T", "&#39;", "&#x27;", "&frac12;"], "4 with HTML entities such as &amp;"),
         (["a\x00b", "a\x85b", "a\u200bb", "a\u061cb"], "3 with control characters"),
         ([*GERMAN, *RUSSIAN[:2], "Москва Bonn город"], "3 not in Latin script"),

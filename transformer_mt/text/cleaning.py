@@ -140,9 +140,7 @@ class LineProblems:
         """Counts a line."""
         self._counts["empty"] += is_blank(line)
         self._counts["with tabs"] += "\t" in line
-        self._counts["with a space before the full stop, as in tokenised text"] += line.endswith(
-            " ."
-        )
+        self._counts["with a space before the full stop (tokenised)"] += line.endswith(" .")
         for mark, problem in PIECE_MARKS.items():
             self._counts[problem] += mark in f"{line} "
         # Quick looks spare most lines the regular expressions.

@@ -306,7 +306,6 @@ def _find_files(folder: Path, name: str) -> list[Path]:
     root, parts = folder, list(Path(name).parts)
     while parts[1:] and (root / parts[0]).is_dir():
         root /= parts.pop(0)
-    # Not `Path.glob`, which finds no hidden files.
     names = glob(str(Path(*parts)), root_dir=root, recursive=True, include_hidden=True)
     paths = sorted({root / name for name in names if (root / name).is_file()})
     return paths or [folder / name]

@@ -11,7 +11,7 @@ INVISIBLE = "\u00ad\u200b\u2060\ufeff\u200e\u200f" + "".join(
 """Soft hyphen, zero-width space, word joiner, byte order mark, marks of writing direction; some
 scripts need the joiners."""
 LIGATURES = dict(zip("ﬀﬁﬂﬃﬄﬅﬆ", "ff fi fl ffi ffl st st".split(), strict=True))
-"""Text from PDF files has them, other text does not."""
+"""Text from PDF files has them where other text has letters."""
 _REPLACED = re.compile(f"[{INVISIBLE}{''.join(LIGATURES)}]")
 
 
