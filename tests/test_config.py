@@ -1,6 +1,7 @@
 """Configuration: types, overrides, mistakes, the recipes, and what a resumed run may change."""
 
 import codecs
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -168,6 +169,14 @@ def test_all_mistakes_are_reported_in_one_line():
             },
             ["not divisible", "tie_embeddings = true requires", "bidirectional_epochs requires"],
         ),
+        (
+            {
+                "data": {"path": "x"},
+                "vocab": {"symbols": ["<bt>"]},
+                "train": {"bidirectional_epochs": 1},
+            },
+            ["bidirectional_epochs requires vocab.shared = true, and no vocab.symbols, which"],
+        ),
     ):
         with pytest.raises(ConfigError) as error:
             parse_config(sections, "here")
@@ -253,6 +262,28 @@ def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
         assert changed_keys(old, new, asked) == ["data.new"] * (asked is kind)
     assert ("new" in values_that_shape_corpus(new.data)) == (kind is OnChange.SHAPES_CORPUS)
     assert flat_values(new)["data.new"] == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train.max_minutes=6", "max_minutes = 6.0  # --set"),
+        ("optim.betas=[0.8, 0.9]", "betas = [0.8, 0.9]  # --set"),
+        ("optim.eps=0.00000001", "eps = 1e-08  # --set"),
+        ('data.test={tgt="b", src="a\'s"}', 'test = { src = "a\'s", tgt = "b" }  # --set'),
+        ("data.cache_dir=$PWD", 'cache_dir = "."  # --set'),
+    ],
+)
+def test_what_the_command_line_has_set(corpus_dir, tmp_path, monkeypatch, override, line):
+    """However it was written; in an earlier command to another value, it was not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir, train__max_steps=30))
+    others = "--set train.max_steps=3 --set=model.n_heads=3 --set nothing"
+    command = shlex.join(["train", "x.toml", "--set", override])
+    lines = format_config(load_config(path, [override]), f"{others}\n{command}\n").splitlines()
+    assert {line, "max_steps = 30", "n_heads = 4"} <= set(lines)
+    assert format_config(load_config(path), "an edited ' command")
 
 
 def test_a_written_configuration_is_the_same(tmp_path, monkeypatch):

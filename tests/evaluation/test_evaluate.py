@@ -18,6 +18,7 @@ from sacrebleu.metrics.bleu import BLEU
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.evaluation.evaluate import (
@@ -271,7 +272,7 @@ def test_plain_text_is_scored(texts):
 
 @pytest.mark.parametrize("form", ["{} .", "ab@@ c {}", "\u2581{}", "{} a@@"])
 def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form):
-    """In files alone: those of a young model may look so. Sabotage: warn of a single line."""
+    """Of files and splits, but not of a young model. Sabotage: warn of a single line."""
     lines = (texts / "hyp").read_text().splitlines()
     for count, warned in ((12, True), (2, True), (1, False)):
         cut = [form.format(line) if i < count else line for i, line in enumerate(lines)]
@@ -284,6 +285,10 @@ def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form
     caplog.clear()
     evaluate(texts, copy_run, hyp=None, src="cut", refs=["ref"])
     assert not caplog.messages
+    for language in ("de", "en"):
+        (texts / f"test.{language}").write_text(f"{form.format('a b')}\na b\n")
+    load_test_set(DataConfig(path=str(texts)), str(texts / "test"))
+    assert [": 1 of 2 lines look tok" in text for text in caplog.messages] == [True, True]
 
 
 def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call):

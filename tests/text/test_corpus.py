@@ -245,6 +245,8 @@ def test_the_name_of_a_folder_is_literal(tmp_path, name, split):
         write_data(tmp_path / folder / "train.jsonl", PAIRS[:1])
     write_data(tmp_path / name / "train.jsonl", PAIRS[1:])
     assert pairs_of(DataConfig(path=str(tmp_path / name)), split) == PAIRS[1:]
+    for folder in (name, str(tmp_path / name)):
+        assert pairs_of(DataConfig(path=str(tmp_path)), f"{folder}/{split}") == PAIRS[1:]
     for stem, word in ((name, "right"), ("corpus v", "wrong"), ("corpus2", "wrong")):
         for language in ("de", "en"):
             (tmp_path / f"{stem}.{language}").write_text(f"{word}\n")
@@ -342,6 +344,13 @@ ROW = b'{"de": "a", "en": "b"}\n'
         ("a.jsonl", b'{"de": "\\ud800", "en": "b"}', "a.jsonl, line 1: .* surrogates"),
         ("a.jsonl", b'"de"\n', "a.jsonl, line 1: 'de' has no named columns"),
         ("a.jsonl", b'{"translation": "de en"}', "a.jsonl, line 1: 'de en' has no named columns"),
+        ("a.jsonl", b'["%s"]' % (b"a" * 999), r"line 1: 'a{59}\.\.\. has no named columns$"),
+        (
+            "a.jsonl",
+            ROW + b'["%s"]' % (b"a" * 999),
+            r"line 2: \['a{58}\.\.\. has no named columns$",
+        ),
+        ("a.json", b"\n" + b'[{"de": "a", "en": "b"},\n{"de": 1, "en": 2}]', "a.json, row 2: 1 in"),
         ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: cannot be read: "),
         ("a.json", b'[{"de": "a", "en": "b"},\n{"de": 1, "en": 2}]', "a.json, row 2: 1 in the"),
         ("a.parquet", parquet({"de": LATIN, "en": ["b"]}), "a.parquet: cannot be read: "),

@@ -14,7 +14,7 @@ import transformer_mt
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import DataConfig, VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.text.normalization import INVISIBLE, is_blank, normalize_text
+from transformer_mt.text.normalization import INVISIBLE, LIGATURES, is_blank, normalize_text
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import SentencePieceModel, Vocabulary, train_vocabulary
@@ -51,24 +51,26 @@ def learn(form="nfc", kind: str = "bpe") -> Vocabulary:
         ("\ufeffa\u00adb\u200bc\u2060d", "abcd"),
         ("a\u0323\u0302 a\u0302\u0323", "ậ ậ"),
         ("\u1112\u1161\u11ab", "한"),
-        ("½ ² ﬁ \u3000 …", "½ ² ﬁ \u3000 …"),
+        ("\u200eab\u200f \u202acd\u202e \u2066ef\u2069", "ab cd ef"),
+        ("ﬀ ﬁnden ﬂ oﬃziell ﬄ ﬅ ﬆ", "ff finden fl offiziell ffl st st"),
+        ("½ ² ĳ \u3000 …", "½ ² ĳ \u3000 …"),
         ("क\u094d\u200dष می\u200cخواهم", "क\u094d\u200dष می\u200cخواهم"),  # joiners
         ("\U0001f469\u200d\U0001f33e", "\U0001f469\u200d\U0001f33e"),
     ],
 )
 def test_what_is_composed_and_dropped(text, normalized):
-    """Letters and accents, and four invisible characters; not what looks alike, nor joiners."""
+    """Letters and accents, ligatures, invisible characters; not what looks alike, nor joiners."""
     assert normalize_text(text, "nfc") == normalized
     assert normalize_text(text, "none") == text
 
 
-@given(st.text(st.characters() | st.sampled_from(INVISIBLE + "u\u0308\u0323 한\u1161")))
+@given(st.text(st.characters() | st.sampled_from(INVISIBLE + "ﬁﬆu\u0308\u0323 한\u1161")))
 def test_normalising_twice_changes_nothing(text):
     """All that is left is composed, and nothing but invisible characters is lost."""
     normalized = normalize_text(text, "nfc")
     assert normalize_text(normalized, "nfc") == normalized
-    assert not set(INVISIBLE) & set(normalized)
-    left = "".join(character for character in text if character not in INVISIBLE)
+    assert not {*INVISIBLE, *LIGATURES} & set(normalized)
+    left = text.translate(str.maketrans(LIGATURES | dict.fromkeys(INVISIBLE, "")))
     assert normalized == unicodedata.normalize("NFC", left)
     assert is_blank(text) == (not left.strip())
 

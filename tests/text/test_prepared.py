@@ -282,6 +282,10 @@ def test_targets_with_a_symbol_are_refused(folder, caplog):
         prepare(tiny_config(folder, **symbols))
     assert prepared_names(folder) == names
     assert prepare(tiny_config(folder, vocab__kind="char")).report.kept == 5
+    vocab = train_vocabulary([Counter(["ab"])], VocabConfig(kind="char", symbols=["<url>", "<x>"]))
+    prepare(tiny_config(folder), vocab)
+    with pytest.raises(DataError, match="^vocab.symbols: 2 training targets have a symbol, but"):
+        prepare(tiny_config(folder, **symbols), vocab)  # not the corpus prepared without symbols
 
 
 def test_the_report_by_hand(folder, caplog):

@@ -253,6 +253,19 @@ def test_the_training_text_and_options_decide_where_lines_are_split(vocab, optio
     assert split(vocab, line, statistics, *given) == parts
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_every_part_of_a_line_has_the_symbols_at_its_beginning(kind):
+    """Sabotage: none after the first part."""
+    config = VocabConfig(kind=kind, size=273, symbols=["<2en>", "<2e"])
+    model = train_vocabulary([Counter("ab cd. ef Gh 1".split())], config).src
+    data, single = DataConfig(path="none", max_length=20), SourceStatistics(15, 11, 0.0)
+    lines = [" <2en>  <2e ab cd. Ef gh.", "<2en> 1 - 1", "ab. <2en> Cd", "<2enab", "<2en>", "  1"]
+    rows = LineSplitter(model, data, single, symbols=config.symbols).split(lines)
+    assert rows[0] == model.encode(["<2en> <2e ab cd.", "<2en> <2e Ef gh."])
+    assert rows[1:3] == [["1 - 1"], model.encode(["ab.", "<2en> Cd"])]
+    assert rows[3:] == [*([each] for each in model.encode(lines[3:5])), ["  1"]]
+
+
 def test_statistics_of_several_texts():
     """Each value is chosen for itself; what is not known does not count."""
     texts = [SourceStatistics(9, 8, 0.25), None, SourceStatistics(7, 7, 0.5)]

@@ -27,6 +27,7 @@ from transformer_mt.training.new_config import (
     measure_text,
     this_machine,
 )
+from transformer_mt.training.optimizer import noam_rate
 
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
 
@@ -165,7 +166,7 @@ def test_languages(work, call):
     assert (config.src_lang, config.tgt_lang) == ("gsw", "pt-BR")
 
 
-def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call):
+def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call, monkeypatch):
     """What the run has fixed is kept, the rate is low; both texts are validated.
 
     Sabotage: keep the sizes that suit the text; start from random weights.
@@ -178,15 +179,21 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call):
     assert config.model == old.model.model_copy(update={"dropout": 0.3})
     assert (config.vocab, config.optim.muon) == (old.vocab, old.optim.muon)
     assert config.train.init_from == str(untrained_run) and config.valid.patience == 10
-    assert (config.optim.warmup_steps, config.optim.lr_scale) == (100, 1.0)  # after one step
+    peak, last = (
+        noam_rate(step, 16, each.optim.warmup_steps, each.optim.lr_scale)
+        for step, each in ((100, config), (1, old))
+    )
+    assert config.optim.warmup_steps == 100 and peak == pytest.approx(last, rel=0.05)
     sets = [f"--set={key}" for key in ("train.max_steps=2", "train.batch_tokens=200")]
     assert call("train", "new.toml", *sets, "-q").code == 0
     before, after = records(Path("checkpoints/new"), "valid")
     assert before["step"] == 0 and {"bleu", "old_bleu"} < before.keys() == after.keys()
-    assert_one_error(
-        call("init", "b", "--src", "text.de", "--tgt", "text.en", "--from", "x"), "x: no"
-    )
+    for other, culprit in (("x", "x: no"), ("x$HOME", "'x$HOME' cannot be written in a")):
+        wrong = call("init", "b", "--src", "text.de", "--tgt", "text.en", "--from", other)
+        assert_one_error(wrong, culprit)
+    monkeypatch.setattr(new_config, "choose_keys", lambda *_: choose_keys(text_of(20_000), CPU))
     done = call("init", "b", "--src", "text.en", "--tgt", "text.de", "--from", run)
+    assert load_config(Path("b.toml")).train.bidirectional_epochs == 0
     assert f"warning: {run} translates de to en\n" in done.err
 
 

@@ -30,7 +30,8 @@ LITERAL += ["\x1ca\x1fb\u3000", "½ ﬁ Å e\u0301", "\U0010ffff\ufffe", "\u0600
 LITERAL += ["aaaaaaa", "1999", "...", "\r\n a\0"]
 LITERAL += [
     "u\u00ad\u0308ber",
-    "\ufeff a \u200b b\u2060",
+    "\ufeff a \u200b b\u2060\u202a",
+    "ﬀ ﬁ ﬂ ﬃ ﬄ ﬅ ﬆ",
     "a\u0302\u0323",
     "\u1112\u1161\u11ab",
     "a\u200db",

@@ -84,6 +84,7 @@ def test_a_symbol_is_in_no_translation(tmp_path):
     texts = run.sample(lines)
     for model in (run, load(tmp_path / "other", tmp_path / "step"), load(exported)):
         texts += model.translate(lines) + model.translate(lines, beam_size=4)
+        assert model.translate(["<bt> 1 - 2"]) == ["1 - 2"]  # which has no words to translate
         texts += [each.text for ranked in model.n_best(lines, n=2) for each in ranked]
     assert any(texts) and not any(symbol in text for text in texts for symbol in SYMBOLS)
     assert all("<bt>x" in text for text in load(tmp_path / "other").translate(lines))

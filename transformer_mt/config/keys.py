@@ -43,8 +43,9 @@ class DataConfig(Section):
     tgt_lang: Annotated[Language, OnChange.SHAPES_CORPUS] = "en"
     """Language to translate to."""
     normalize: Annotated[NormalForm, OnChange.SHAPES_CORPUS] = "nfc"
-    """How text is read: "nfc" composes letters and accents (Unicode NFC) and drops soft hyphens,
-    zero-width spaces, word joiners and byte order marks; "none" leaves text as it is."""
+    """How text is read: "nfc" composes letters and accents (Unicode NFC), spells out ligatures such
+    as U+FB01, and drops soft hyphens, zero-width spaces, word joiners, byte order marks and marks
+    of writing direction; "none" leaves text as it is."""
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
     """Pieces per side, without EOS; longer training pairs are dropped."""
     max_length_ratio: Annotated[float, Field(ge=0), OnChange.SHAPES_CORPUS] = 0.0
@@ -56,7 +57,8 @@ class DataConfig(Section):
     drop_control: Annotated[bool, OnChange.SHAPES_CORPUS] = False
     """Drop training pairs with control characters."""
     min_letters: Annotated[float, Field(ge=0, le=1), OnChange.SHAPES_CORPUS] = 0.0
-    """Drop training pairs with a smaller share of letters on a side, spaces not counted."""
+    """Drop training pairs with a smaller share of letters on a side, without spaces and combining
+    marks."""
     cache_dir: Annotated[str, OnChange.ALLOWED] = "data/cache"
     """Folder for downloads."""
     prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
@@ -170,7 +172,8 @@ class TrainConfig(Section):
     """Epochs after which training ends. 0 is no limit."""
     bidirectional_epochs: Annotated[int, Field(ge=0), OnChange.REFUSED] = 0
     """Number of epochs at the start in which every second pair is reversed, such as a third of all:
-    with little text the model learns more from it. Requires `vocab.shared`."""
+    with little text the model learns more from it. Requires `vocab.shared`, and no
+    `vocab.symbols`."""
     max_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
     """Minutes of training over all resumptions, including validation. 0 is no limit."""
     save_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
@@ -250,8 +253,11 @@ class Config(Section):
             yield f"model.d_model = {model.d_model} is not divisible by n_heads = {model.n_heads}"
         if model.tie_embeddings and not vocab.shared:
             yield "model.tie_embeddings = true requires vocab.shared = true"
-        if self.train.bidirectional_epochs and not vocab.shared:
-            yield "train.bidirectional_epochs requires vocab.shared = true"
+        if self.train.bidirectional_epochs and (vocab.symbols or not vocab.shared):
+            yield (
+                "train.bidirectional_epochs requires vocab.shared = true, and no vocab.symbols,"
+                " which reversed pairs would have in their targets"
+            )
         if limit != "auto" and limit <= data.max_length:
             yield (
                 f"train.micro_batch_tokens = {limit} cannot hold a pair of data.max_length ="

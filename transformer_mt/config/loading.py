@@ -4,6 +4,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -68,17 +69,34 @@ def format_config(config: Config, commands: str) -> str:
     Comments tell defaults from keys that `--set` in one of the commands has set; others are from a
     file.
     """
-    lines = []
+    lines, set_keys = [], _keys_set_by(commands, config)
     for section, keys in config:
         lines.append(f"\n[{section}]")
         for name, value in keys:
             key = f"{section}.{name}"
             shown = format_value(_without_home(value) if key in PATH_KEYS and value else value)
             origin = "  # default" if value == DEFAULTS[key] else ""
-            # Of several commands, that which set the present value.
-            origin = "  # --set" if f" {key}={shown.strip(chr(34))}" in commands else origin
+            origin = "  # --set" if key in set_keys else origin
             lines.append(f"# {name} = {shown}" if value is None else f"{name} = {shown}{origin}")
     return "\n".join(lines) + "\n"
+
+
+def _keys_set_by(commands: str, config: Config) -> set[str]:
+    """Finds the keys whose values in a configuration `--set` in one of the commands has set."""
+    try:
+        words, keys = shlex.split(commands), set[str]()
+    except ValueError:  # somebody has edited them
+        return set()
+    for override in (word.removeprefix("--set=") for word in words):
+        key, values = override.partition("=")[0].strip(), config.model_dump()
+        try:
+            _apply_override(values, override)
+            _expand_paths(values, {key}.intersection(PATH_KEYS), [Path.cwd()])
+            if parse_config(values, "") == config:
+                keys.add(key)
+        except ConfigError:
+            continue  # another word, or a value that a later one has replaced
+    return keys
 
 
 def format_value(value: object) -> str:
@@ -186,12 +204,16 @@ def _describe(mistake: ErrorDetails) -> str:
         case "value_error":
             return str(mistake["ctx"]["error"])
     expected = re.sub(r"^\w+ (?=should)", "", mistake["msg"])
+    return f"{key or 'configuration'} = {shorten(value)} {expected}"
+
+
+def shorten(value: object) -> str:
+    """Writes the beginning of a value for a message."""
     try:
         shown = repr(value)
     except ValueError:
         shown = "a number of thousands of digits"
-    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-    return f"{key or 'configuration'} = {shown} {expected}"
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
 def _dotted_key(location: tuple[int | str, ...]) -> str:

@@ -19,7 +19,7 @@ from transformer_mt.text.normalization import is_blank, normalize_text
 
 logger = logging.getLogger(__name__)
 
-CLEANING_VERSION = 1
+CLEANING_VERSION = 2
 """Version of the rules; part of the fingerprint of a prepared corpus."""
 
 PIECE_MARKS = {
@@ -29,6 +29,8 @@ PIECE_MARKS = {
 """Marks that other programs leave in text, of which a line may end in the first, as problems."""
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """A C0 or C1 control character other than tab, LF and CR."""
+_HARMLESS = str.maketrans("", "", "\t\n\r\u200c\u200d")
+"""Tab, line ends and joiners, which are no characters that control something else."""
 _NOT_A_LETTER = re.compile(r"[\W\d_]")
 _ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}\d{0,2});")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -90,8 +92,14 @@ def reason_to_drop_pieces(config: DataConfig, src_pieces: int, tgt_pieces: int) 
 
 
 def letter_share(text: str) -> float:
-    """Computes the share of letters among the characters of text that are not white space."""
-    return len(_NOT_A_LETTER.sub("", text)) / len("".join(text.split()))
+    """Computes the share of letters among characters other than white space and combining marks."""
+    letters = len(_NOT_A_LETTER.sub("", text))
+    # Many vowels are marks on letters; so are accents, if they are not composed.
+    others = sum(
+        not other.isspace() and unicodedata.category(other)[0] != "M"
+        for other in _NOT_A_LETTER.findall(text)
+    )
+    return letters / max(letters + others, 1)
 
 
 def describe_dropped(counts: Mapping[str, int]) -> str:
@@ -115,8 +123,9 @@ def warn_of_held_out(name: str, *sides: Sequence[str], form: NormalForm) -> None
     changed = sum(normalize_text(line, form) != line for line in sides[-1])
     if changed > _MANY_CHANGED * len(sides[-1]):
         logger.warning(
-            f"{name}: {changed:,} references have decomposed letters or invisible characters, which"
-            " a model with data.normalize = nfc never writes; normalise them, or scores are too low"
+            f"{name}: {changed:,} references have decomposed letters, ligatures or invisible"
+            " characters, which a model with data.normalize = nfc never writes; normalise them, or"
+            " scores are too low"
         )
 
 
@@ -131,13 +140,15 @@ class LineProblems:
         """Counts a line."""
         self._counts["empty"] += is_blank(line)
         self._counts["with tabs"] += "\t" in line
+        self._counts["with a space before the full stop (tokenised)"] += line.endswith(" .")
         for mark, problem in PIECE_MARKS.items():
             self._counts[problem] += mark in f"{line} "
         # Quick looks spare most lines the regular expressions.
         if "&" in line:
             self._counts["with HTML entities such as &amp;"] += bool(_ENTITY.search(line))
         if not line.isprintable():
-            self._counts["with control characters"] += bool(CONTROL_CHARACTER.search(line))
+            kinds = map(unicodedata.category, normalize_text(line, "nfc").translate(_HARMLESS))
+            self._counts["with control characters"] += not {"Cc", "Cf"}.isdisjoint(kinds)
         if script := script_of(line):
             self._scripts[script] += 1
 

@@ -20,6 +20,7 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
+    compression_suffix,
     open_input,
     reading,
     split_lines,
@@ -134,6 +135,7 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
     columns: Columns = {}
     if isinstance(split, SplitFiles):
         paths = [folder / expand_path(side) for side in (split.src, split.tgt)]
+        _require_direction(config, split, paths)
         read = partial(_read_text, *paths)
     else:
         paths = _find_files(folder, expand_path(split.file))
@@ -142,6 +144,16 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
     read = partial(_skip_empty, read) if split.skip_empty else read
     part = _open_files(config, paths, read, split.slice)
     return replace(part, digest=partial(_digest_files, paths, columns), weight=split.weight)
+
+
+def _require_direction(config: DataConfig, split: SplitFiles, paths: Sequence[Path]) -> None:
+    """Refuses a source file whose name ends in the target language, and the other way round."""
+    endings = [Path(path.name.removesuffix(compression_suffix(path))).suffix for path in paths]
+    if endings == [f".{config.tgt_lang}", f".{config.src_lang}"]:
+        raise DataError(
+            f"{split}: data.src_lang is {config.src_lang} and data.tgt_lang is {config.tgt_lang};"
+            " swap src and tgt, too"
+        )
 
 
 def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
@@ -288,11 +300,14 @@ def read_source_lines(path: Path) -> Iterator[str]:
 
 
 def _find_files(folder: Path, name: str) -> list[Path]:
-    """Finds the file of this name, or else all whose names match it, if any do."""
-    names = [name]
-    if not (folder / name).is_file():  # not `Path.glob`, which refuses absolute patterns
-        names = glob(name, root_dir=folder, recursive=True, include_hidden=True)
-    paths = sorted({folder / name for name in names if (folder / name).is_file()})
+    """Finds the file of this name, or else all that match it below the folders that it names."""
+    if (folder / name).is_file():
+        return [folder / name]
+    root, parts = folder, list(Path(name).parts)
+    while parts[1:] and (root / parts[0]).is_dir():
+        root /= parts.pop(0)
+    names = glob(str(Path(*parts)), root_dir=root, recursive=True, include_hidden=True)
+    paths = sorted({root / name for name in names if (root / name).is_file()})
     return paths or [folder / name]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.loading import shorten
 from transformer_mt.config.splits import Column, Columns
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compression_suffix
@@ -91,10 +92,10 @@ def _text(row: Any, column: Column, place: str) -> str:
     if row is None:
         return ""
     if not isinstance(row, Mapping):
-        raise DataError(f"{place}: {row!r} has no named columns")
+        raise DataError(f"{place}: {shorten(row)} has no named columns")
     if column in row:
         if not isinstance(row[column], str | None):
-            raise DataError(f"{place}: {row[column]!r} in the column {column} is not text")
+            raise DataError(f"{place}: {shorten(row[column])} in the column {column} is not text")
         return (row[column] or "").strip()
     head, _, rest = str(column).partition(".")
     holder, name = (head, rest) if rest and head in row else (_PAIR, column)
@@ -134,11 +135,13 @@ def _read_csv(lines: Iterator[str]) -> Rows:
 
 def _read_json(lines: Iterator[str]) -> Rows:
     """Reads an object per line, or an array of objects."""
+    is_first = True
     for number, line in enumerate(lines, start=1):
-        if number == 1 and line.lstrip().startswith("["):
+        if is_first and line.lstrip().startswith("["):
             yield from enumerate(_parse_json("\n".join((line, *lines))), start=1)
         else:
             yield number, _parse_json(line) if line.strip() else None
+        is_first = is_first and not line.strip()
 
 
 def _parse_json(text: str) -> Any:

@@ -1,20 +1,25 @@
-"""Text as models read it: composed, and without invisible characters, as `data.normalize` says."""
+"""Text as models read it, as `data.normalize` says: letters composed, nothing invisible."""
 
+import re
 import unicodedata
 
 from transformer_mt.config.keys import NormalForm
 
-INVISIBLE = "\u00ad\u200b\u2060\ufeff"
-"""Soft hyphen, zero-width space, word joiner, byte order mark; some scripts need the joiners."""
-_WITHOUT_INVISIBLE = str.maketrans("", "", INVISIBLE)
+INVISIBLE = "\u00ad\u200b\u2060\ufeff\u200e\u200f" + "".join(
+    map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+)
+"""Soft hyphen, zero-width space, word joiner, byte order mark, marks of writing direction; some
+scripts need the joiners."""
+LIGATURES = dict(zip("ﬀﬁﬂﬃﬄﬅﬆ", "ff fi fl ffi ffl st st".split(), strict=True))
+"""Text from PDF files has them where other text has letters."""
+_REPLACED = re.compile(f"[{INVISIBLE}{''.join(LIGATURES)}]")
 
 
 def normalize_text(text: str, form: NormalForm) -> str:
     """Applies a value of `data.normalize`; text that is normalised stays as it is."""
     if form == "none" or text.isascii():
         return text
-    if not text.isprintable():  # true of most lines, and invisible characters are not printable
-        text = text.translate(_WITHOUT_INVISIBLE)
+    text = _REPLACED.sub(lambda match: LIGATURES.get(match[0], ""), text)
     # Last, since an invisible character may stand between a letter and its accent.
     return unicodedata.normalize("NFC", text)
 

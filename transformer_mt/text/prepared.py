@@ -119,6 +119,7 @@ def prepare(
         learned = _load_prepared(learned_path, config)
         # The vocabulary of a run is usually the one that was learned from this same text.
         if vocab is None or vocab.has_same_ids(learned.vocab):
+            _warn_of_unknown_pieces(learned)
             return learned
     name = _fingerprint(config, split_digest, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
@@ -137,7 +138,9 @@ def prepare(
             setting = "" if scratch else f"data.prepared_dir = {config.data.prepared_dir}: "
             reason = f"cannot be written: {error.strerror}"
             raise OutputError(f"{setting}{folder.absolute()}: {reason}") from None
-    return _load_prepared(path, config)
+    corpus = _load_prepared(path, config)
+    _warn_of_unknown_pieces(corpus)
+    return corpus
 
 
 def values_that_shape_corpus(section: Section) -> dict[str, object]:
@@ -157,7 +160,10 @@ def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) ->
         "cleaning": CLEANING_VERSION,
         "text": split_digest,
         "data": values_that_shape_corpus(config.data),
-        "vocab": digests or values_that_shape_corpus(config.vocab),
+        # Targets with a symbol are refused, even if the vocabulary has it anyway.
+        "vocab": [*digests, *config.vocab.symbols]
+        if vocab
+        else values_that_shape_corpus(config.vocab),
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -309,14 +315,18 @@ def _encode(
 
 
 def _log_summary(corpus: PreparedCorpus) -> None:
-    report, pairs = corpus.report, corpus.pairs
+    report = corpus.report
     logger.info(corpus.summary)
     logger.info(
         f"{report.pieces_per_word} pieces per word, {sum(report.unknown.values()):,} unknown or"
         f" single bytes, longest {report.longest:,} pieces"
     )
-    for side, lines in (("source", pairs.src), ("target", pairs.tgt)):
-        if (share := report.unknown[side] / len(lines.ids)) > _MANY_UNKNOWN:
+    _warn_of_unknown_pieces(corpus)
+
+
+def _warn_of_unknown_pieces(corpus: PreparedCorpus) -> None:
+    for side, lines in (("source", corpus.pairs.src), ("target", corpus.pairs.tgt)):
+        if (share := corpus.report.unknown[side] / len(lines.ids)) > _MANY_UNKNOWN:
             logger.warning(
                 f"{share:.1%} of the {side} pieces are unknown or single bytes: raise vocab.size;"
                 " if vocab.path or train.init_from is set, leave it out to learn a vocabulary from"

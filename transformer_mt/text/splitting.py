@@ -195,6 +195,8 @@ class LineSplitter:
         max_length: Replaces both limits, in pieces.
         split: `auto`; `long` never splits what is shorter than nearly all training lines, `never`
             nothing within the length limit.
+        symbols: Those at the beginning of a line, such as the language to translate to, stand
+            before each of its parts.
     """
 
     def __init__(
@@ -204,7 +206,10 @@ class LineSplitter:
         statistics: SourceStatistics | None = None,
         max_length: int | None = None,
         split: str = "auto",
+        symbols: Sequence[str] = (),
     ) -> None:
+        any_symbol = "|".join(map(re.escape, symbols)) or "(?!)"
+        self._symbols = re.compile(rf"\A(?:\s*(?:{any_symbol})\s++(?=\S))+")
         self._model, self._language = model, data.src_lang
         self._unknown = frozenset(model.unknown_ids())
         statistics = statistics or SourceStatistics(data.max_length, data.max_length, 1.0)
@@ -228,15 +233,23 @@ class LineSplitter:
 
     def split(self, lines: Sequence[str]) -> list[list[Part]]:
         """Splits lines into parts; an empty line has none."""
+        rests = [self._symbols.sub("", line) for line in lines]
+        symbols = self._model.encode(
+            [line.removesuffix(rest) for line, rest in zip(lines, rests, strict=True)]
+        )
         parts = [
             split_sentences(self._model.fold(line), self._language)
             if self.splits_every_sentence and has_words(line)
             else [line]
-            for line in lines
+            for line in rests
         ]
         encoded = iter(self._model.encode(list(chain.from_iterable(parts))))
-        return [
+        rows = [
             [part for text in line for part in self._shorten(text, next(encoded))] for line in parts
+        ]
+        return [
+            [part if isinstance(part, str) else before + part for part in row]
+            for before, row in zip(symbols, rows, strict=True)
         ]
 
     def _shorten(self, text: str, ids: list[int]) -> list[Part]:

@@ -76,7 +76,11 @@ def load_test_set(
         return _load_sacrebleu(test_set, data.src_lang, data.tgt_lang)
     if refs:
         return _load_files(src, refs, columns)
-    split = split or "test"
+    return _load_split(data, split or "test", save)
+
+
+def _load_split(data: DataConfig, split: str, save: Output | None) -> EvaluationSet:
+    """Loads a split of the corpus, which a translation that is saved must not replace."""
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
     configured["validation"] = data.valid
     chosen = configured.get(split, split)
@@ -92,6 +96,8 @@ def load_test_set(
     name = f"{without_folder(data.path)}, split {split}"
     if chosen != split or Path(data.path).is_dir():  # other text may have the same name
         name += f" ({pairs.digest()[:8]})"
+    _warn_of_tokenised(f"{name}, {data.src_lang}", pairs.src)
+    _warn_of_tokenised(f"{name}, {data.tgt_lang}", pairs.tgt)
     return EvaluationSet(name, pairs.src, [pairs.tgt])
 
 
@@ -141,10 +147,14 @@ def check_text(path: Path, lines: Sequence[str]) -> None:
     """
     if lines and all("\t" in line for line in lines):
         raise DataError(f"{path}: each line has a tab; name a file of one column (see cut -f)")
+    _warn_of_tokenised(str(path), lines)
+
+
+def _warn_of_tokenised(name: str, lines: Sequence[str]) -> None:
     tokenised = [line for line in lines if _TOKENISED.search(line)]
     if tokenised and len(tokenised) >= min(100, len(lines) / 10):
         logger.warning(
-            f"{path}: {len(tokenised):,} of {len(lines):,} lines look tokenised or cut into pieces,"
+            f"{name}: {len(tokenised):,} of {len(lines):,} lines look tokenised or cut into pieces,"
             f" such as {tokenised[0][:60]!r}; scores are for text that is neither"
         )
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from transformer_mt.errors import ConfigError
-from transformer_mt.text.normalization import INVISIBLE
+from transformer_mt.text.normalization import INVISIBLE, LIGATURES
 from transformer_mt.text.vocabulary import (
     BOS_ID,
     EOS_ID,
@@ -105,9 +105,10 @@ def _normalizers(model: SentencePieceModel, symbols: list[str]) -> list[dict[str
     begin = rf"\A(?=.)(?!(?:{names})\z)" if symbols else r"\A(?=.)"
     # Python has more characters of white space than \s.
     spaces = _hex("".join(filter(str.isspace, map(chr, range(sys.maxunicode)))))
-    nfc = [_replace(f"[{_hex(INVISIBLE)}]", ""), {"type": "NFC"}] if model.form == "nfc" else []
+    replaced = {f"[{_hex(INVISIBLE)}]": "", **LIGATURES}
+    nfc = [*(_replace(*item) for item in replaced.items()), {"type": "NFC"}]
     return [
-        *nfc,
+        *(nfc if model.form == "nfc" else []),
         _replace(f"[{spaces}]+", " "),
         _replace(r"\A +| +\z", ""),
         _replace(begin, WORD_MARK),

@@ -166,25 +166,28 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
 
 
 def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str, Any]:
-    """Gives what a run has fixed, and a low rate: at its peak, that with which the run ended.
+    """Gives what a run has fixed, and a low rate: at its peak, that of the run's last step.
 
     Warns if it translates other languages than those of `data`.
     """
     from transformer_mt.checkpoints.run_directory import find_checkpoint
+    from transformer_mt.training.optimizer import noam_rate
 
     checkpoint = find_checkpoint(run)
     old = checkpoint.config.data
     if (old.src_lang, old.tgt_lang) != (data["data.src_lang"], data["data.tgt_lang"]):
         logger.warning("%s translates %s to %s", run, old.src_lang, old.tgt_lang)
-    vocab, step, values = checkpoint.vocab, checkpoint.step, flat_values(checkpoint.config)
+    vocab, values, optim = checkpoint.vocab, flat_values(checkpoint.config), checkpoint.config.optim
     keys = {k: v for k, v in values.items() if k in _KEPT or re.match("model.(?!dropout)", k)}
-    final_scale = values["optim.lr_scale"] * (_WARMUP / max(step, _WARMUP)) ** 0.5
+    # The width is the same, so it cancels out.
+    final_rate = noam_rate(max(checkpoint.step, 1), 1, optim.warmup_steps, optim.lr_scale)
     return keys | {
         "vocab.kind": vocab.tgt.kind,
         "vocab.size": max(vocab.src.size, vocab.tgt.size),
         "vocab.shared": vocab.shared,
         "optim.warmup_steps": _WARMUP,
-        "optim.lr_scale": float(f"{final_scale:.2g}"),
+        "optim.lr_scale": float(f"{final_rate / noam_rate(_WARMUP, 1, _WARMUP):.2g}"),
+        "train.bidirectional_epochs": 0,
         "train.init_from": str(run if run.is_absolute() else relpath(run, config.parent)),
         "valid.every": 200,
         "valid.old_text": True,
@@ -225,11 +228,11 @@ def write_config(
     check_output(path)
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
-    folder, *names = _place(src, tgt, path)
+    folder, *names = _place(src, tgt, path, run or Path())
     data = {"data.path": folder, "data.src_lang": src_lang, "data.tgt_lang": tgt_lang}
     _parse(data, path)  # a wrong language shows before the text is read
     tuning = _fine_tuning_keys(run, path, data) if run else {}
-    text, machine = _measure(src, tgt), this_machine()
+    text, machine = _measure(src, tgt, src_lang, tgt_lang), this_machine()
     keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
     _warn(src, tgt, text, 0 if run else _LITTLE_TEXT)
     content = _fill_in(_parse(keys, path), path, text, machine)
@@ -248,14 +251,18 @@ def _language_of(path: Path, option: str) -> str:
     return language
 
 
-def _place(src: Path, tgt: Path, config: Path) -> tuple[str, str, str]:
-    """Returns `data.path` and the two files in it, relative to the configuration's folder."""
+def _place(src: Path, tgt: Path, config: Path, run: Path) -> tuple[str, str, str]:
+    """Returns `data.path` and the two files in it, relative to the configuration's folder.
+
+    Raises:
+        ConfigError: If one of the names cannot be written in a configuration.
+    """
     beside = config.parent
     paths = [path if path.is_absolute() else Path(relpath(path, beside)) for path in (src, tgt)]
     folder = Path()
     if paths[0].parent == paths[1].parent:
         folder, paths = paths[0].parent, [Path(path.name) for path in paths]
-    for written in map(str, (folder, *paths, config.name)):
+    for written in map(str, (folder, *paths, config.name, run)):
         if not written.isprintable() or expand_path(written) != written:
             raise ConfigError(
                 f"{written!r} cannot be written in a configuration, where ~ and $NAME are"
@@ -282,10 +289,11 @@ def _parse(keys: dict[str, Any], path: Path) -> Config:
     return parse_config(sections, str(path))
 
 
-def _measure(src: Path, tgt: Path) -> TextStatistics:
+def _measure(src: Path, tgt: Path, src_lang: str, tgt_lang: str) -> TextStatistics:
     """Measures the whole text, as training will read it."""
     files = SplitFiles(src=str(src), tgt=str(tgt))
-    pairs = open_split(DataConfig(path="."), files).read()
+    data = DataConfig(path=".", src_lang=src_lang, tgt_lang=tgt_lang)
+    pairs = open_split(data, files).read()
     text = measure_text(ProgressBar("reading", "pairs", items=pairs))
     if text.usable < _MIN_PAIRS:
         raise DataError(

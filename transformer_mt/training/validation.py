@@ -72,8 +72,9 @@ class Validator:
         self._metrics = choose_metrics(
             tgt_lang, references=[pairs.tgt], configured=self._valid.tokenize
         )
-        splitter = LineSplitter(vocab.src, engine.config.data, corpus.sources)
-        runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(engine.config.vocab.symbols))
+        data, symbols = engine.config.data, engine.config.vocab.symbols
+        splitter = LineSplitter(vocab.src, data, corpus.sources, symbols=symbols)
+        runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(symbols))
         self._shared = SharedRuntime(runtime, engine.processes)
         self._translator = Translator(self._shared, vocab, splitter, _SEARCH)
         self.of_old_text: Validator | None = None

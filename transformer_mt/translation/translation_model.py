@@ -361,5 +361,5 @@ def models_splitter(models: "SavedModels", options: LoadOptions) -> LineSplitter
     """Splits lines as that of the models needs it which has seen the shortest."""
     data = min((each.config.data for each in models), key=lambda data: data.max_length)
     shortest = SourceStatistics.combine(min, (each.sources for each in models))
-    vocab = models[0].vocab.src
-    return LineSplitter(vocab, data, shortest, options.max_length, options.split)
+    vocab, symbols = models[0].vocab.src, [s for each in models for s in each.config.vocab.symbols]
+    return LineSplitter(vocab, data, shortest, options.max_length, options.split, symbols)
