@@ -169,14 +169,6 @@ def test_all_mistakes_are_reported_in_one_line():
             },
             ["not divisible", "tie_embeddings = true requires", "bidirectional_epochs requires"],
         ),
-        (
-            {
-                "data": {"path": "x"},
-                "vocab": {"symbols": ["<bt>"]},
-                "train": {"bidirectional_epochs": 1},
-            },
-            ["bidirectional_epochs requires vocab.shared = true, and no vocab.symbols, which"],
-        ),
     ):
         with pytest.raises(ConfigError) as error:
             parse_config(sections, "here")

@@ -3,7 +3,6 @@
 * TransformerMTError
   + ConfigError
   + DataError
-    - ChangedInputError
     - NotTextError
   + OutputError
     - FullDiskError
@@ -31,10 +30,6 @@ class ConfigError(TransformerMTError):
 
 class DataError(TransformerMTError):
     """A corpus, text file or vocabulary that is missing or malformed."""
-
-
-class ChangedInputError(DataError):
-    """A file that changed while it was read, so that what was made from it is of no use."""
 
 
 class NotTextError(DataError):

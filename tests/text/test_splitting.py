@@ -82,8 +82,10 @@ def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="au
         ("en", "Oh no ! |1 ) Go . |Stop . ”"),
         ("zh", "1。你好。2。。|再见。……"),
         # What stands between or is attached to them.
-        ("de", "Er geht. |– Sie kommt? |- Nein. » |„ Ja. “ |Gut."),
-        ("de", "Er geht. :) |Sie kommt! ;-) |Er rennt. => |Sie sitzt. +++ |Er steht. * |Ende."),
+        ("de", "Er geht. |– Sie kommt? |- Nein. ” |Ja. ) |Gut. « Wer? »"),
+        ("de", "Er geht. :) |Sie kommt! ;-) |Er rennt. |+++ Sie sitzt. |• § 1 gilt. |* Ende."),
+        ("de", "Mo. – Fr. von 9 bis 5 Uhr. |Jan. – März, 9. – 12. |Er ging. |– Sie kam, `.` Ende."),
+        ("en", "9 a.m. – 5 p.m. daily. |$ 5 were lost. |— Ann came."),
         ("de", "Er geht.¹ |Sie kommt.[12] |Er rennt!* |Sie <b>sitzt.</b> |Er steht!😀 |Ende⁉ |So."),
         ("de", "Er rief: „Komm!“ , Paul ging. |Ja! & Co. kam, Zürich.ch Haus."),
         ("hi", "वह घर गया। |मैं यहाँ रहा।।|क्या"),

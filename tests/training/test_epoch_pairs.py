@@ -12,6 +12,7 @@ from conftest import equal, tiny_config, weights
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import Config
+from transformer_mt.errors import ConfigError
 from transformer_mt.text.epoch_pairs import EpochPairs
 from transformer_mt.training.run import build_trainer, train
 
@@ -66,3 +67,11 @@ def test_the_next_epoch_is_made_in_advance_and_the_threads_end(corpus_dir, tmp_p
     before = threading.active_count()
     train(sampled_config(corpus_dir, train__max_steps=2), tmp_path / "run")
     assert started == [0, 1] and threading.active_count() == before
+
+
+def test_pairs_with_symbols_are_not_reversed(corpus_dir, tmp_path):
+    """Their targets would have symbols, which search never writes."""
+    symbols = {"vocab__symbols": ["<bt>"], "train__bidirectional_epochs": 2}
+    with pytest.raises(ConfigError, match="^train.bidirectional_epochs: .* leave out one of these"):
+        train(tiny_config(corpus_dir, **symbols), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,15 +309,17 @@ def test_what_has_not_reached_its_end_is_not_complete(corpus_dir, tmp_path, monk
 
 
 def test_a_finished_run_keeps_what_it_was_trained_with(corpus_dir, run_dir, tmp_path, monkeypatch):
-    """Only where its text lies changes. Sabotage: describe it as if it were trained again."""
+    """Until it is trained further. Sabotage: describe it as if it were trained again."""
     (run_dir / "source.diff").write_text("kept")
-    before, moved = read_description(run_dir), shutil.copytree(corpus_dir, tmp_path / "moved")
+    files = [run_dir / name for name in ("run.json", "config.toml", "source.diff")]
+    before = [path.read_text() for path in files]
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     monkeypatch.setattr(sys, "argv", ["/transformer_mt/__main__.py", "train", "x"])
-    config = small_config(moved, train__keep_last=4, train__save_every=2)
-    train(config, run_dir)
-    assert read_description(run_dir) == replace(before, config=config)
-    assert (run_dir / "source.diff").read_text() == "kept"
+    step = load_newest(run_dir).step
+    train(small_config(corpus_dir, train__max_steps=1), run_dir)
+    assert [path.read_text() for path in files] == before
+    train(small_config(corpus_dir, train__max_steps=step + 1), run_dir)
+    assert read_description(run_dir).config.train.max_steps == step + 1
     assert "\n#     transformer-mt train x\n" in (run_dir / "config.toml").read_text()
 
 

@@ -253,11 +253,8 @@ class Config(Section):
             yield f"model.d_model = {model.d_model} is not divisible by n_heads = {model.n_heads}"
         if model.tie_embeddings and not vocab.shared:
             yield "model.tie_embeddings = true requires vocab.shared = true"
-        if self.train.bidirectional_epochs and (vocab.symbols or not vocab.shared):
-            yield (
-                "train.bidirectional_epochs requires vocab.shared = true, and no vocab.symbols,"
-                " which reversed pairs would have in their targets"
-            )
+        if self.train.bidirectional_epochs and not vocab.shared:
+            yield "train.bidirectional_epochs requires vocab.shared = true"
         if limit != "auto" and limit <= data.max_length:
             yield (
                 f"train.micro_batch_tokens = {limit} cannot hold a pair of data.max_length ="

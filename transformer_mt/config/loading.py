@@ -93,7 +93,7 @@ def _keys_set_by(commands: str, config: Config) -> set[str]:
             _apply_override(values, override)
             _expand_paths(values, {key}.intersection(PATH_KEYS), [Path.cwd()])
             if parse_config(values, "") == config:
-                keys.add(key)
+                keys.add(".".join(key.split(".")[:2]))  # of data.valid.slice, data.valid
         except ConfigError:
             continue  # another word, or a value that a later one has replaced
     return keys

@@ -61,7 +61,9 @@ def tune_search(
         [valid, test], metrics, systems = read_inputs(
             [[run] for run in runs], None, None, loaders, choose_metrics, {}
         )
-        chosen, scored = ({*zip(x.src or (), *x.references, strict=True)} for x in (valid, test))
+        chosen, scored = (
+            set(zip(*filter(None, [x.src, *x.references]), strict=True)) for x in (valid, test)
+        )
         if chosen <= scored or scored <= chosen:
             raise ConfigError(
                 f"{test.name}: a search must not be chosen on the text it is scored on"

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
 
-from transformer_mt.errors import ChangedInputError, CheckpointError, FullDiskError, OutputError
+from transformer_mt.errors import CheckpointError, FullDiskError, OutputError
 from transformer_mt.system.files import (
     atomic_file,
     beside,
@@ -239,7 +239,7 @@ def open_chunk_writer(
             fingerprint are kept; None keeps neither earlier chunks nor the new ones.
         announce: Called before the complete file appears.
 
-    After an error, finished chunks are kept, and a warning says so, unless the input has changed.
+    After an error, finished chunks are kept, and a warning says so.
 
     Raises:
         OutputError: If a file cannot be written.
@@ -254,9 +254,9 @@ def open_chunk_writer(
             yield ChunkWriter(output, file, state)
             if announce:
                 announce(output, sha256(output.partial), fingerprint)
-    except BaseException as error:
+    except BaseException:
         written = _read_state(output)  # `state` may count a chunk that could not be recorded
-        if written and written.lines and not isinstance(error, ChangedInputError):
+        if written and written.lines:
             logger.warning(
                 f"stopped: {written.lines:,} finished lines are kept in {output.partial};"
                 " run the same command again to continue"

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from transformer_mt.errors import ChangedInputError, DataError, NotTextError
+from transformer_mt.errors import DataError, NotTextError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
 _NO_TEXT = re.compile(
@@ -255,8 +255,7 @@ def watch(path: Path | None) -> Callable[[], None]:
 
     def require_unchanged() -> None:
         if version() != before:
-            name = path or "stdin"
-            raise ChangedInputError(f"{name}: changed while it was read; run the command again")
+            raise DataError(f"{path or 'stdin'}: changed while it was read; run the command again")
 
     before = version()
     return require_unchanged

@@ -29,9 +29,6 @@ PIECE_MARKS = {
 """Marks that other programs leave in text, of which a line may end in the first, as problems."""
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """A C0 or C1 control character other than tab, LF and CR."""
-_HARMLESS = str.maketrans("", "", "\t\n\r\u200c\u200d")
-"""Tab, line ends and joiners, which are no characters that control something else."""
-_NOT_A_LETTER = re.compile(r"[\W\d_]")
 _ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}\d{0,2});")
 _LETTER = re.compile(r"[^\W\d_]")
 _LETTER_NOT_LATIN = re.compile(r"[^\W\d_A-Za-z\u00aa-\u024f\u1e00-\u1eff]")
@@ -93,13 +90,9 @@ def reason_to_drop_pieces(config: DataConfig, src_pieces: int, tgt_pieces: int) 
 
 def letter_share(text: str) -> float:
     """Computes the share of letters among characters other than white space and combining marks."""
-    letters = len(_NOT_A_LETTER.sub("", text))
+    kinds = [unicodedata.category(character)[0] for character in "".join(text.split())]
     # Many vowels are marks on letters; so are accents, if they are not composed.
-    others = sum(
-        not other.isspace() and unicodedata.category(other)[0] != "M"
-        for other in _NOT_A_LETTER.findall(text)
-    )
-    return letters / max(letters + others, 1)
+    return kinds.count("L") / max(len(kinds) - kinds.count("M"), 1)
 
 
 def describe_dropped(counts: Mapping[str, int]) -> str:
@@ -147,8 +140,7 @@ class LineProblems:
         if "&" in line:
             self._counts["with HTML entities such as &amp;"] += bool(_ENTITY.search(line))
         if not line.isprintable():
-            kinds = map(unicodedata.category, normalize_text(line, "nfc").translate(_HARMLESS))
-            self._counts["with control characters"] += not {"Cc", "Cf"}.isdisjoint(kinds)
+            self._counts["with control characters"] += bool(CONTROL_CHARACTER.search(line))
         if script := script_of(line):
             self._scripts[script] += 1
 

@@ -5,6 +5,7 @@ In text files only a line feed ends a line.
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, pair_colu
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 from transformer_mt.text.normalization import is_blank
 from transformer_mt.text.tmx import is_tmx, read_tmx
+
+logger = logging.getLogger(__name__)
 
 Pair = tuple[str, str]
 PairReader = Callable[[], Iterator[Pair]]
@@ -135,7 +138,7 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
     columns: Columns = {}
     if isinstance(split, SplitFiles):
         paths = [folder / expand_path(side) for side in (split.src, split.tgt)]
-        _require_direction(config, split, paths)
+        _warn_of_direction(config, split, paths)
         read = partial(_read_text, *paths)
     else:
         paths = _find_files(folder, expand_path(split.file))
@@ -146,13 +149,13 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
     return replace(part, digest=partial(_digest_files, paths, columns), weight=split.weight)
 
 
-def _require_direction(config: DataConfig, split: SplitFiles, paths: Sequence[Path]) -> None:
-    """Refuses a source file whose name ends in the target language, and the other way round."""
+def _warn_of_direction(config: DataConfig, split: SplitFiles, paths: Sequence[Path]) -> None:
+    """Warns of a source file whose name ends in the target language, and the other way round."""
     endings = [Path(path.name.removesuffix(compression_suffix(path))).suffix for path in paths]
     if endings == [f".{config.tgt_lang}", f".{config.src_lang}"]:
-        raise DataError(
+        logger.warning(
             f"{split}: data.src_lang is {config.src_lang} and data.tgt_lang is {config.tgt_lang};"
-            " swap src and tgt, too"
+            " swap src and tgt, too, unless this is meant"
         )
 
 

@@ -95,13 +95,19 @@ class EpochPairs:
         beside_gpu: Whether the process trains on a GPU, so that its CPUs are idle.
 
     Raises:
-        ConfigError: If segmentations are to be sampled from a vocabulary that is not one of BPE.
+        ConfigError: If segmentations are to be sampled from a vocabulary that is not one of BPE, or
+            pairs with symbols reversed.
     """
 
     def __init__(self, corpus: PreparedCorpus, config: Config, beside_gpu: bool = False) -> None:
         self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
         self._max_length, self._seed = config.data.max_length, config.train.seed
         self._bidirectional_epochs = config.train.bidirectional_epochs
+        if self._bidirectional_epochs and config.vocab.symbols:
+            raise ConfigError(
+                "train.bidirectional_epochs: reversed pairs would have vocab.symbols in their"
+                " targets, where they are never written; leave out one of these keys"
+            )
         if rate := config.vocab.sampling:
             src = LineSampler(corpus.vocab.src.table(), rate)
             shared = corpus.vocab.shared

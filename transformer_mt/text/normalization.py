@@ -5,7 +5,7 @@ import unicodedata
 
 from transformer_mt.config.keys import NormalForm
 
-INVISIBLE = "\u00ad\u200b\u2060\ufeff\u200e\u200f" + "".join(
+INVISIBLE = "\u00ad\u061c\u200b\u2060\ufeff\u200e\u200f" + "".join(
     map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 )
 """Soft hyphen, zero-width space, word joiner, byte order mark, marks of writing direction; some

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from importlib import resources
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,12 +36,16 @@ _UNSPACED_ENDS = "。｡！？।॥။។៕።؟۔"
 """No space need follow these, and they have no other meaning."""
 _POSSIBLE_END = re.compile(rf"[{_ENDS}][^{_ENDS} ]*+ |[{_UNSPACED_ENDS}．].")
 _UNSPACED_SENTENCE = re.compile(rf".*?(?:[{_UNSPACED_ENDS}]|(?<!\d)．|．(?!\d))+[”’」』）]* ?|.+")
+_QUOTED_SIGN = re.compile(rf"[`'\"„“‚‘(\[{{]+[{_ENDS}]+")
+_DASHES = "-", "--", "–", "—"
 _CONTINUING = tuple(")]}.,:;!?&/+=%|")  # no sentence begins with these
-_MARK = re.compile(r"(?![,;:&+/=%]\Z)[^\w.!?…‼⁇⁈⁉]+")
-"""A dash, a smiley, or other signs between two sentences."""
+_MARK = re.compile(r"(?![,;:&+/=%]\Z|[«»“‘]+\Z)[^\w.!?…‼⁇⁈⁉]+")
+"""A dash, a smiley or other signs between two sentences, but no quote that may open or close."""
+_CLOSING_MARK = re.compile("[\"'”’)\\]]+|[:;=].+|[\U0001f000-\U0001ffff☺❤♥\ufe0f\u200d]+")
+"""Belongs to the sentence before it: a quote, a bracket, a smiley."""
 _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
 """An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
-_COMPOUND = re.compile(r".+-|.+(?=(?:str|nr)$)")
+_COMPOUND = re.compile(r"\A(?:.+-|.+(?=(?:str|nr)\Z))")
 _ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr tr".split())
 """Languages in which "2." and "II." are ordinals."""
 _LISTS = tomllib.loads(
@@ -113,21 +117,21 @@ def split_sentences(text: str, language: str) -> list[str]:
     sentences = []
     for part in _UNSPACED_SENTENCE.findall(text):
         words = part.split(" ")
-        has_capitals, has_letters, start, tested = part != part.lower(), False, 0, ""
+        has_capitals, has_letters, tested, start, end = part != part.lower(), False, "", 0, 0
         for place, following in enumerate(words):
             if tested and not _MARK.fullmatch(following):
                 first = following.lstrip(_OPENING)[:1]
                 # In a text without capitals, any word may begin a sentence.
                 is_within = has_capitals and first.islower() or following.startswith(_CONTINUING)
-                if first and not is_within and _is_end(tested, following, language[:2]):
-                    while not words[place - 1].strip("-–—„([¿¡"):  # it belongs to what follows
-                        place -= 1
-                    sentences.append(" ".join(words[start:place]) + " ")
-                    start, has_letters = place, False
+                marks = words[end:place]
+                if first and not is_within and _is_end(tested, following, language[:2], marks):
+                    end += sum(1 for _ in takewhile(_CLOSING_MARK.fullmatch, marks))
+                    sentences.append(" ".join(words[start:end]) + " ")
+                    start, has_letters = end, False
                 tested = ""
             has_letters = has_letters or has_words(following)
-            if has_letters and (end := _end_of(following)):
-                tested = end
+            if has_letters and (word := _end_of(following)):
+                tested, end = word, place + 1
         sentences.append(" ".join(words[start:]))
     return _join_wordless(sentences)
 
@@ -135,11 +139,19 @@ def split_sentences(text: str, language: str) -> list[str]:
 def _end_of(word: str) -> str:
     """Gives a word up to its end mark, empty if it does not end in one."""
     end = max(map(word.rfind, _ENDS)) + 1
-    return word[:end] if _AFTER_END.fullmatch(word, end) else ""
+    is_quoted_sign = word[end:] and _QUOTED_SIGN.fullmatch(word, 0, end)
+    return word[:end] if _AFTER_END.fullmatch(word, end) and not is_quoted_sign else ""
 
 
-def _is_end(word: str, following: str, language: str) -> bool:
-    """Tells whether a word with an end mark ends a sentence if what follows may begin another."""
+def _is_end(word: str, following: str, language: str, marks: Sequence[str]) -> bool:
+    """Tells whether a word with an end mark ends a sentence if what follows may begin another.
+
+    Args:
+        word: Ends in the mark.
+        following: The next word.
+        language: Its two letters.
+        marks: What stands between them, such as a dash.
+    """
     if not word.endswith(".") or word.endswith(".."):
         return True
     stem, following = word[:-1].lstrip(_OPENING), following.lstrip(_OPENING)
@@ -154,9 +166,11 @@ def _is_end(word: str, following: str, language: str) -> bool:
         or not spellings.isdisjoint(_listed("may_end", language))
     ):
         return next_word in starters
-    never = _listed("within", language)
-    if following[0].isdigit():
+    never, is_range = _listed("within", language), "".join(marks) in _DASHES
+    if following[0].isdigit() or is_range:
         never |= _listed("before_numbers", language)
+    if is_range and (following[0].isdigit() or len(stem) < 3):  # "Mo. – Fr.", "a.m. – 5 p.m."
+        return False
     return not is_initial and spellings.isdisjoint(never)
 
 
@@ -244,12 +258,13 @@ class LineSplitter:
             for line in rests
         ]
         encoded = iter(self._model.encode(list(chain.from_iterable(parts))))
-        rows = [
-            [part for text in line for part in self._shorten(text, next(encoded))] for line in parts
-        ]
         return [
-            [part if isinstance(part, str) else before + part for part in row]
-            for before, row in zip(symbols, rows, strict=True)
+            [
+                part if isinstance(part, str) else before + part
+                for text in line
+                for part in self._shorten(text, next(encoded))
+            ]
+            for before, line in zip(symbols, parts, strict=True)
         ]
 
     def _shorten(self, text: str, ids: list[int]) -> list[Part]:

@@ -3,8 +3,7 @@
 import logging
 import shlex
 import sys
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import ORIGINS
@@ -66,6 +65,8 @@ def describe_run(trainer: Trainer, at_end: bool = False) -> None:
     If nothing is left to train, what the run was trained with stays recorded. Logs a warning if
     that fails.
     """
+    if trainer.is_finished and not at_end and _is_described(trainer.run_dir):
+        return
     corpus, progress, vocab = trainer.corpus, trainer.progress, trainer.corpus.vocab
     sides = zip(("src", "tgt"), corpus.pairs.lengths, strict=True)
     initial = None
@@ -84,10 +85,6 @@ def describe_run(trainer: Trainer, at_end: bool = False) -> None:
         software=describe_software(),
         environment=_environment(trainer),
     )
-    if trainer.is_finished and not at_end:
-        with suppress(CheckpointError):  # whoever read the checkpoint has warned
-            earlier = read_description(trainer.run_dir) or description
-            description = replace(earlier, config=trainer.config, complete=True)
     try:
         write_description(trainer.run_dir, description)
         if not at_end:
@@ -97,6 +94,14 @@ def describe_run(trainer: Trainer, at_end: bool = False) -> None:
     except OSError as error:
         path = error.filename2 or error.filename
         logger.warning("%s: cannot be written: %s", path, error.strerror)
+
+
+def _is_described(run_dir: Path) -> bool:
+    """Tells whether there is a sound run.json; whoever read the checkpoint has warned if not."""
+    try:
+        return read_description(run_dir) is not None
+    except CheckpointError:
+        return False
 
 
 def _write_config(path: Path, config: Config) -> None:

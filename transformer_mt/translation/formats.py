@@ -24,7 +24,7 @@ ROWS_NAMED = 5
 """Most rows that are reported by their numbers."""
 _OTHER_ENDINGS = {"ndjson": "jsonl"}
 _AS_TEXT = "add --input-format text"
-_BREAK = r"\\N|<br ?/?>"
+_BREAK = r"\\N|<[bB][rR] ?/?>"
 _TAG = rf"{_BREAK}|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
 """Those of HTML, WebVTT, SubStation Alpha (`{\\an8}`) and MicroDVD (`{y:i}`)."""
 _TIMES = r"^[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
