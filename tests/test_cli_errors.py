@@ -70,6 +70,13 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "run", "--length-penalty", "x"], "--length-penalty"),
         (["evaluate", "run", "--length-penalty", "11"], "length penalty 11: choose 0 to 10"),
         (["tune", "run", "--length-penalty", "1,nan"], "length penalty nan: choose 0 to 10"),
+        (
+            ["tune", "run", "--beam-size", "1", "--length-penalty", "11"],
+            "length penalty 11: choose",
+        ),
+        (["translate", TEXT, "RUN"], "de: no such run or checkpoint; name the run first"),
+        (["translate", "RUN", "-i", TEXT, "--output-dir", TEXT], "de: is a file; name a folder"),
+        (["init", "", "--src", TEXT, "--tgt", TEXT, "--tgt-lang", "en"], ".toml: has no name"),
         (["tune", "run", "--beam-size", "1,x"], "--beam-size and --length-penalty: write numbers"),
         (["tune", "RUN", "--beam-size", "0"], "beam size 0: choose 1 to "),
         (["evaluate", "run", "other", "--save", "out"], "--save works with one run or --ensemble"),
@@ -96,6 +103,13 @@ def test_wrong_usage(copy_run, call, arguments, culprit):
     """The file, run, option, split or command is named, with a near match where there is one."""
     replaced = (copy_run if argument == "RUN" else argument for argument in arguments)
     assert_one_error(call(*replaced), culprit)
+
+
+def test_a_wrong_environment_variable(copy_run, call, monkeypatch):
+    """Before anything is translated."""
+    for seed in ("abc", "-5", ""):
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        assert_one_error(call("evaluate", copy_run), f"SACREBLEU_SEED = {seed}: set a number")
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
 @pytest.mark.parametrize(
     ("description", "title"),
     [
-        (lambda digest: {"corpus_digest": digest}, "training text"),
+        (lambda digest: {"corpus_digest": digest}, "encoded text"),
         (lambda digest: {"validation": ValidationText(2, digest)}, "validation text"),
         (lambda digest: {"init_from": InitialWeights(1, digest, "", "", "")}, "started from"),
     ],

@@ -76,6 +76,7 @@ def test_a_mistake_shows_first(runs, call):
         (["--valid", "test"], same),
         (["--split", "validation"], same),
         (["--valid", "test[:20]"], same),
+        (["--beam-size", "1,999"], "beam size 999: choose 1 to"),
     ):
         done = call("tune", *runs, *words)
         assert_one_error(done, culprit)

@@ -62,7 +62,7 @@ def test_the_data_is_that_of_the_metrics(tmp_path, x):
         )
         assert labels == (["training", "validation"] if axes.get_title().startswith("Loss") else [])
         highest = max(float(value) for _, values in drawn for value in values if value != "nan")
-        is_from_zero = axes.get_ylim() == (0, pytest.approx(1.1 * highest))
+        is_from_zero = axes.get_ylim() == pytest.approx((-0.022 * highest, 1.1 * highest))
         assert is_from_zero == (panel.unit != "nats per target token")
     name, end = ("step", 400) if x == "step" else ("minutes of training", 4)
     assert {axes.get_xlabel() for axes in figure.axes} == {name}

@@ -194,7 +194,7 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call, monkeypatch):
     monkeypatch.setattr(new_config, "choose_keys", lambda *_: choose_keys(text_of(20_000), CPU))
     done = call("init", "b", "--src", "text.en", "--tgt", "text.de", "--from", run)
     assert load_config(Path("b.toml")).train.bidirectional_epochs == 0
-    assert f"warning: {run} translates de to en\n" in done.err
+    assert f"warning: {run} translates de to en, this text is en to de\n" in done.err
 
 
 LINES = b"a\n" * 300

@@ -12,7 +12,7 @@ from conftest import assert_one_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.errors import DataError
+from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.formats import InputFormat, choose_format
@@ -149,6 +149,8 @@ def test_rows_that_cannot_be_translated_are_kept(caplog):
     assert caplog.messages == [
         "in: rows not translated (not parsed, or no text in the column): 2, in line 7, 8"
     ]
+    with pytest.raises(ConfigError, match="^in: --column 1 is a number, so --output-column"):
+        translated("csv", ROWS, "1", "de")
     with pytest.raises(DataError, match="^in: no column 'DE'; columns: id, de, n"):
         translated("csv", ROWS, "DE")
     assert translated("csv", b"a,b\n1,2", "b", "1") == b"a,b,1\n1,2,2"
@@ -190,6 +192,8 @@ def test_json_objects():
     assert translated("jsonl", data, "a.b") == data.replace(data.split(b"\n")[0], new)
     new = b'{"x": "y", "z": ["x"], "e": "Y"}'
     assert translated("jsonl", b'{"x": "y", "z": ["x"]}', "x", "e") == new
+    new = b'{"x": "y", "a": {"b": {"c": "Y"}}}'
+    assert translated("jsonl", b'{"x": "y"}', "x", "a.b.c") == new
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])

@@ -36,6 +36,8 @@ def find_config(config: Path, run_dir: Path | None) -> tuple[Path, Path]:
     Raises:
         CheckpointError: If a run has none, or the path is a checkpoint.
     """
+    if (config / EXPORT).exists():
+        raise CheckpointError(f"{config}: an exported model cannot be trained; name its run")
     if (config / MANIFEST).exists():
         raise CheckpointError(
             f"{config}: is a checkpoint; name its run, or a configuration with train.init_from"

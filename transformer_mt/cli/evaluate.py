@@ -1,6 +1,7 @@
 """The commands `evaluate` and `tune`: check what was typed, call, print."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,8 @@ from transformer_mt.system.launcher import is_main_process
 from transformer_mt.system.outputs import Output, check_output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
+
+logger = logging.getLogger(__name__)
 
 SYSTEMS = argument(
     "[RUN_OR_CHECKPOINT...]",
@@ -138,6 +141,8 @@ def evaluate(
     if report.json_ and report.samples:
         raise ConfigError("--json prints no sentences: leave out --samples or --json")
     search.warn_of_length_penalty()
+    if not runs and search.beam_size != SearchOptions.beam_size:
+        logger.warning("--beam-size has no effect on --hypotheses")
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw),
         SearchOptions(search.beam_size, search.length_penalty, batch_tokens=model.batch_tokens),
@@ -184,11 +189,12 @@ def tune(
     """
     try:
         grid = product(map(int, beam_size.split(",")), map(float, length_penalty.split(",")))
-        # Greedy search has no length penalty.
-        pairs = dict.fromkeys((size, alpha if size > 1 else 0.0) for size, alpha in grid)
+        searches = [SearchOptions(*pair, batch_tokens=model.batch_tokens) for pair in grid]
     except ValueError:
         raise ConfigError("--beam-size and --length-penalty: write numbers, such as 4,8") from None
-    searches = [SearchOptions(*pair, batch_tokens=model.batch_tokens) for pair in pairs]
+    # Greedy search has no length penalty.
+    greedy = (replace(s, length_penalty=0.0) if s.beam_size == 1 else s for s in searches)
+    searches = [*dict.fromkeys(greedy)]
     from transformer_mt.evaluation.tuning import format_tuning, tune_search
 
     options = LoadOptions(model.device, model.precision, model.max_length, model.raw)

@@ -149,7 +149,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
+        named = Path(f"{path}.toml")
+        hint = f"; name {named}" if named.exists() else ""
+        message = f"{path}: cannot read the configuration: {error.strerror}{hint}"
+        raise ConfigError(message) from None
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8

@@ -63,7 +63,7 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> Iterator[str]:
         "raise whichever of train.max_steps, train.max_epochs, train.max_minutes and valid.patience"
         " ended the run, and train on"
     )
-    if 0 < last < warmup_steps:
+    if metrics.records and last < warmup_steps:
         yield (
             f"too few steps: {last:,} steps are fewer than optim.warmup_steps = {warmup_steps:,};"
             f" {advice}, or start a new run with a shorter warm-up"

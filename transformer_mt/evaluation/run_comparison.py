@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 _SEED, _SOURCES = "train.seed", [f"source of {name}/" for name in SOURCE_PACKAGES]
 _DIGESTS = {
-    "training text": "corpus_digest",
+    "encoded text": "corpus_digest",
     "validation text": "valid_digest",
     "started from": "init_digest",
 }

@@ -7,6 +7,7 @@ translations, each raw text with one line per sentence.
 import json
 import logging
 import operator
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,8 +74,12 @@ def choose_metrics(
         confidence: Whether `corpus_score` computes confidence intervals as well.
 
     Raises:
-        ConfigError: If the tokenizer is unknown, or needs something that is not installed.
+        ConfigError: If the tokenizer is unknown, or needs something that is not installed, or
+            sacreBLEU's environment variable for the seed is not a number.
     """
+    seed = os.environ.get("SACREBLEU_SEED", "0")
+    if not re.fullmatch(r"[0-9]{1,9}|none", seed, re.IGNORECASE):
+        raise ConfigError(f"SACREBLEU_SEED = {seed}: set a number of at most nine digits, or none")
     cause = f"--tokenize {tokenizer}" if tokenizer else f"valid.tokenize = {configured}"
     name, names = tokenizer or configured, [*BLEU.TOKENIZERS, "auto"]
     if name not in names:

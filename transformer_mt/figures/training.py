@@ -139,7 +139,8 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)
     if panel.unit != LOSS_UNIT:
-        axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1.0)
+        top = 1.1 * axes.dataLim.y1 or 1.0
+        axes.set_ylim(-0.02 * top, top)  # a BLEU of 0 must be seen
     if len(drawn) > 1:
         axes.legend(handles=[*drawn.values()])
 

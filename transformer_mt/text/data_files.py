@@ -162,7 +162,10 @@ def _name_columns(cells: Rows, wanted: Sequence[Column], names: Sequence[Column]
         row = row[:width]
         if any(names.count(column) != 1 for column in wanted):
             columns = " and ".join(map(str, wanted))
-            raise ValueError(f"it must name the columns {columns}, unless all are numbers")
+            raise ValueError(
+                f"it must name the columns {columns}, unless all are numbers; it has"
+                f" {shorten(', '.join(map(str, row)))}"
+            )
         if row and len(row) != len(names):
             raise ValueError(f"the number of columns is {len(row):,}, not {len(names):,}")
         yield number, dict(zip(names, row, strict=True)) if row and not is_header else None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from transformer_mt.errors import DataError
+from transformer_mt.errors import ConfigError, DataError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _decode_at = json.JSONDecoder().raw_decode
@@ -50,6 +50,9 @@ class DelimitedTable:
         is_csv: Whether it is CSV.
         column: The column to translate: a name in the first row, or a number if there are no names.
         output_column: That of the translation, a new one if the table does not have it.
+
+    Raises:
+        ConfigError: If `column` is a number and `output_column` is not.
     """
 
     def __init__(self, name: str, is_csv: bool, column: str, output_column: str) -> None:
@@ -60,6 +63,11 @@ class DelimitedTable:
             for name in self._columns
         )
         self._has_names = self._source == sys.maxsize
+        if not self._has_names and not re.fullmatch("[1-9][0-9]*", output_column):
+            raise ConfigError(
+                f"{name}: --column {column} is a number, so --output-column must be one from 1,"
+                f" not {output_column}"
+            )
 
     def find(self, text: str, place: int) -> Cell:
         """Finds the cell of the row that begins at a place; that of names or no cells is empty.
@@ -140,27 +148,26 @@ class JsonLines:
 
         Raises:
             ValueError: If it is not an object, or the value is not a text.
-            KeyError: If an object that the path of a key leads through is missing.
             RecursionError: If it is too deep.
         """
         row_end = line_end(text, place)
         if not text[place:row_end].strip():
             return Cell("", place, place, row_end, str)
         json.loads(text[place:row_end])
-        begin, end, _ = _find_value(text, place, self._path)
+        begin, end, *_ = _find_value(text, place, self._path)
         value = json.loads(text[begin:end])  # of nothing, if the key is missing
         if not isinstance(value, str):
             raise ValueError("is not a text")
         value = _SURROGATE.sub("\udcff", value)  # half of a pair is as wrong as an invalid byte
-        begin, end, before = _find_value(text, place, self._output_path)
-        return Cell(value, begin, end, row_end, lambda new: before + _dump(new))
+        begin, end, before, after = _find_value(text, place, self._output_path)
+        return Cell(value, begin, end, row_end, lambda new: before + _dump(new) + after)
 
 
-def _find_value(text: str, place: int, path: list[str]) -> tuple[int, int, str]:
+def _find_value(text: str, place: int, path: list[str]) -> tuple[int, int, str, str]:
     """Finds a value in the object that begins at a place of valid JSON.
 
     Returns:
-        Where the value begins and ends; of a new key, where it can be written, after which text.
+        Where the value begins and ends; of a new key, where it can be written, between which texts.
     """
     if not (brace := _OBJECT.match(text, place)):
         raise ValueError("is not an object")
@@ -169,8 +176,7 @@ def _find_value(text: str, place: int, path: list[str]) -> tuple[int, int, str]:
         _, place = _decode_at(text, match.end())
         members[json.loads(match[1])] = match.end(), place
     name, *rest = path
-    if rest:
-        return _find_value(text, members[name][0], rest)
-    if name in members:
-        return *members[name], ""
-    return place, place, f"{', ' if members else ''}{_dump(name)}: "
+    if name not in members:
+        opened = ": {".join(map(_dump, path))
+        return place, place, f"{', ' if members else ''}{opened}: ", "}" * len(rest)
+    return _find_value(text, members[name][0], rest) if rest else (*members[name], "", "")

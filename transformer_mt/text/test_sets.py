@@ -117,8 +117,8 @@ def _load_files(
             )
     if not texts[0]:
         raise DataError(f"{paths[0]}: contains no lines")
-    digest = hashlib.sha256("\n".join(chain.from_iterable(texts)).encode()).hexdigest()
     sources = texts.pop(0) if src else None
+    digest = hashlib.sha256("\n".join(chain.from_iterable(texts)).encode()).hexdigest()
     # Other files may have the same names.
     name = f"{', '.join(ref.name for ref in refs)} ({digest[:8]})"
     return EvaluationSet(name.encode(errors="replace").decode(), sources, texts)

@@ -48,7 +48,8 @@ def steps_left(
         left["train.max_epochs"] = epochs * steps_per_epoch - progress.epoch_step
     if train.max_minutes:
         seconds_left = 60 * train.max_minutes - seconds
-        left["train.max_minutes"] = math.ceil(seconds_left / max(step_seconds, 1e-9))
+        steps = seconds_left / max(step_seconds, 1e-9)
+        left["train.max_minutes"] = math.ceil(min(steps, 1e15))  # infinity is no integer
     return {key: max(steps, 0) for key, steps in left.items()}
 
 

@@ -176,7 +176,8 @@ def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str
     checkpoint = find_checkpoint(run)
     old = checkpoint.config.data
     if (old.src_lang, old.tgt_lang) != (data["data.src_lang"], data["data.tgt_lang"]):
-        logger.warning("%s translates %s to %s", run, old.src_lang, old.tgt_lang)
+        texts = f"{data['data.src_lang']} to {data['data.tgt_lang']}"
+        logger.warning(f"{run} translates {old.src_lang} to {old.tgt_lang}, this text is {texts}")
     vocab, values, optim = checkpoint.vocab, flat_values(checkpoint.config), checkpoint.config.optim
     keys = {k: v for k, v in values.items() if k in _KEPT or re.match("model.(?!dropout)", k)}
     # The width is the same, so it cancels out.
@@ -226,6 +227,8 @@ def write_config(
     if src_lang == tgt_lang:
         raise ConfigError(f"{src} and {tgt} are both {src_lang}; give --src-lang and --tgt-lang")
     check_output(path)
+    if not path.stem.strip("."):
+        raise OutputError(f"{path}: has no name; choose one for the configuration")
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
     folder, *names = _place(src, tgt, path, run or Path())

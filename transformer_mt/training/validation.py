@@ -86,11 +86,12 @@ class Validator:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
         engine = self._engine
-        if not self._has_compared:
+        result = self._validate(advance)
+        # Weights that have diverged would give other warnings.
+        if not self._has_compared and math.isfinite(result.score):
             self._has_compared = True
             src, tgt = (side[0][:_COMPARED] for side in (self._encoded.src, self._encoded.tgt))
             warn_of_decoding(engine.model, src.tolist(), tgt.tolist())
-        result = self._validate(advance)
         if engine.ema:
             with engine.ema.in_place():
                 average = self._validate(advance)

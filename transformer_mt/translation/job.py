@@ -117,6 +117,8 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
             _translate_prompt(paths, files, options, load)
         elif load:
             if files.output_dir:
+                if files.output_dir.is_file():
+                    raise OutputError(f"{files.output_dir}: is a file; name a folder")
                 with naming_output(files.output_dir):
                     files.output_dir.mkdir(parents=True, exist_ok=True)
             with written_summary(check_summary(files)) as summary:
