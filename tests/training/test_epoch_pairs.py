@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,12 @@ def test_an_epoch_is_planned_by_its_own_segmentations(corpus_dir, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "other"), [({}, {"vocab__sampling": 0.0}), ({"train__bidirectional_epochs": 2}, {})]
+    ("recipe", "other"),
+    [
+        ({}, {"vocab__sampling": 0.0}),
+        ({"train__bidirectional_epochs": 2}, {}),
+        ({"train__join_pairs": True, "train__bidirectional_epochs": 2}, {}),
+    ],
 )
 def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path, recipe, other):
     """Stopped in the middle of epochs and at their ends; a second run of one seed is equal too."""
@@ -75,3 +81,38 @@ def test_pairs_with_symbols_are_not_reversed(corpus_dir, tmp_path):
     with pytest.raises(ConfigError, match="^train.bidirectional_epochs: .* leave out one of these"):
         train(tiny_config(corpus_dir, **symbols), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("reversing", [0, 9])
+def test_half_of_the_pairs_are_joined(corpus_dir, tmp_path, reversing):
+    """In twos of one direction, others in the next epoch; no token is lost and none added.
+
+    Sabotage: join a pair with a reversed one; do not look at the length.
+    """
+    recipe = {"vocab__sampling": 0.0, "train__bidirectional_epochs": reversing}
+    config = tiny_config(corpus_dir, **recipe, data__max_length=40, train__join_pairs=True)
+    trainer, joined = build_trainer(config, tmp_path / "run"), []
+    plain = trainer.corpus.pairs
+
+    def texts(pairs):
+        return [(tuple(pairs.src[i]), tuple(pairs.tgt[i])) for i in range(len(pairs))]
+
+    forward = set(texts(plain))
+    backward = {(tgt, src) for src, tgt in forward} if reversing else set()
+    for epoch in (0, 1):
+        trainer.progress = replace(trainer.progress, epoch=epoch)
+        steps = trainer.start_epoch()
+        pairs = trainer.pairs
+        assert len(pairs.src.ids) + len(pairs.tgt.ids) == len(plain.src.ids) + len(plain.tgt.ids)
+        assert sorted(np.concatenate(steps)) == list(range(len(pairs)))
+        joined.append(set(texts(pairs)) - forward - backward)
+        assert 0.15 * len(plain) < len(joined[-1]) < 0.35 * len(plain)
+        for src, tgt in joined[-1]:
+            cuts = product(range(1, len(src)), range(1, len(tgt)))
+            assert any(
+                {(src[:a], tgt[:b]), (src[a:], tgt[b:])} <= group
+                for a, b in cuts
+                for group in (forward, backward)
+            )
+        assert max(map(max, pairs.lengths)) <= config.data.max_length + 1
+    assert len(joined[0] & joined[1]) < 0.2 * len(joined[0])

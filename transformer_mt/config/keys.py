@@ -174,6 +174,10 @@ class TrainConfig(Section):
     """Number of epochs at the start in which every second pair is reversed, such as a third of all:
     with little text the model learns more from it. Requires `vocab.shared`, and no
     `vocab.symbols`."""
+    join_pairs: Annotated[bool, OnChange.REFUSED] = False
+    """Join half of the pairs of an epoch in twos, others in every epoch: source to source and
+    target to target, unless that is longer than `data.max_length`. With little text the model
+    learns more from it."""
     max_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
     """Minutes of training over all resumptions, including validation. 0 is no limit."""
     save_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000

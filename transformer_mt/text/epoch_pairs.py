@@ -1,4 +1,4 @@
-"""The training pairs of an epoch: BPE-dropout, and reversed pairs in the first epochs.
+"""The training pairs of an epoch: BPE-dropout, reversed pairs in the first epochs, joined pairs.
 
 They are a pure function of seed, epoch and prepared corpus, so that a resumed run sees the same
 ones. Pairs are segmented in blocks, each with its own random generator.
@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from transformer_mt.config.keys import Config
@@ -103,6 +104,7 @@ class EpochPairs:
         self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
         self._max_length, self._seed = config.data.max_length, config.train.seed
         self._bidirectional_epochs = config.train.bidirectional_epochs
+        self._joins = config.train.join_pairs
         if self._bidirectional_epochs and config.vocab.symbols:
             raise ConfigError(
                 "train.bidirectional_epochs: reversed pairs would have vocab.symbols in their"
@@ -126,17 +128,28 @@ class EpochPairs:
             self._blocks = {epoch: [self._threads.submit(self._sample, epoch, i) for i in blocks]}
 
     def of_epoch(self, epoch: int) -> EncodedPairs:
-        """Returns the pairs of an epoch, from 0, in the order of the corpus."""
-        pairs = self._prepared
-        if self._samplers:
-            if epoch not in self._blocks:
-                self.start(epoch)
-            blocks = [future.result() for future in self._blocks[epoch]]
-            pairs = EncodedPairs(
-                EncodedLines.concatenate([block.src for block in blocks]),
-                EncodedLines.concatenate([block.tgt for block in blocks]),
-            )
-        return _reverse_half(pairs, epoch) if epoch < self._bidirectional_epochs else pairs
+        """Returns the pairs of an epoch, from 0: all of the corpus, some reversed or joined."""
+        pairs = self._segmented(epoch)
+        is_reversed = np.arange(len(pairs)) % 2 != epoch % 2
+        is_reversed &= epoch < self._bidirectional_epochs
+        if is_reversed.any():
+            pairs = _reverse(pairs, is_reversed)
+        if self._joins:
+            rng = np.random.default_rng([self._seed, epoch, 0, 1])
+            pairs = _join_half(pairs, is_reversed, self._max_length, rng)
+        return pairs
+
+    def _segmented(self, epoch: int) -> EncodedPairs:
+        """Returns the pairs of an epoch in the order of the corpus."""
+        if not self._samplers:
+            return self._prepared
+        if epoch not in self._blocks:
+            self.start(epoch)
+        blocks = [future.result() for future in self._blocks[epoch]]
+        return EncodedPairs(
+            EncodedLines.concatenate([block.src for block in blocks]),
+            EncodedLines.concatenate([block.tgt for block in blocks]),
+        )
 
     def close(self) -> None:
         """Ends the threads once they have finished their current blocks."""
@@ -159,19 +172,42 @@ class EpochPairs:
         )
 
 
-def _reverse_half(pairs: EncodedPairs, epoch: int) -> EncodedPairs:
-    """Swaps the sides of every second pair: in even epochs of the odd ones, and vice versa.
+def _reverse(pairs: EncodedPairs, is_reversed: npt.NDArray[np.bool_]) -> EncodedPairs:
+    """Swaps the sides of some pairs; `EpochPairs` chooses every second, then the others.
 
     Reference:
         Ding et al. 2021, Improving Neural Machine Translation by Bidirectional Training.
     """
     count, rows = len(pairs), np.arange(len(pairs))
-    is_reversed = (rows + epoch) % 2 == 1
     both = EncodedLines.concatenate([pairs.src, pairs.tgt])
     return EncodedPairs(
         both.take(rows + np.where(is_reversed, count, 0)),
         both.take(rows + np.where(is_reversed, 0, count)),
     )
+
+
+def _join_half(
+    pairs: EncodedPairs,
+    is_reversed: npt.NDArray[np.bool_],
+    max_length: int,
+    rng: np.random.Generator,
+) -> EncodedPairs:
+    """Joins half of the pairs in random twos of one direction, the rest stay as they are.
+
+    Reference:
+        Nguyen et al. 2021, Data Augmentation by Concatenation for Low-Resource Translation.
+    """
+    order = rng.permutation(len(pairs))
+    order = order[np.argsort(is_reversed[order], kind="stable")]
+    sides = [side.take(order) for side in (pairs.src, pairs.tgt)]
+    firsts = np.arange(0, len(order) - 1, 2)  # of each two
+    is_joined = rng.random(len(firsts)) < 0.5
+    is_joined &= is_reversed[order[firsts]] == is_reversed[order[firsts + 1]]
+    for side in sides:
+        is_joined &= side.counts[firsts] + side.counts[firsts + 1] <= max_length
+    ends = firsts[is_joined] + 1  # between the two
+    src, tgt = (EncodedLines(side.ids, np.delete(side.offsets, ends)) for side in sides)
+    return EncodedPairs(src, tgt)
 
 
 def _group_by_length(lengths: Integers) -> list[Integers]:
