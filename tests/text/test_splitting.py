@@ -243,14 +243,18 @@ def test_what_has_no_words_is_copied(vocab):
         ({"mode": "never"}, "ab. cd. efghi. jkl. mno", ["ab. cd. efghi. jkl.", "mno"]),
         ({"share": SEVERAL, "max_length": 30}, "ab, cd. ef, gh ij", ["ab, cd. ef, gh ij"]),
         ({"share": SEVERAL, "max_length": 5}, "ab, cd. ef, gh", ["ab,", "cd.", "ef,", "gh"]),
+        ({"share": 0.09, "lines": 50_000}, "ab. cd.", ["ab.", "cd."]),
+        ({"share": 0.09, "lines": 60_000}, "ab. cd.", ["ab. cd."]),
+        ({"share": 0.1, "lines": 60}, "ab. cd.", ["ab. cd."]),
     ],
 )
 def test_the_training_text_and_options_decide_where_lines_are_split(vocab, options, line, parts):
-    """Single sentences: at each end. Otherwise above the percentile; words above the maximum.
+    """Few of several sentences: at each end. Otherwise above the percentile; words above a maximum.
 
     Up to eleven pieces are usual in this training text, twenty are the limit.
     """
-    statistics = SourceStatistics(*options.get("seen", (15, 11)), options.get("share", SINGLE))
+    share, lines = options.get("share", SINGLE), options.get("lines", 0)
+    statistics = SourceStatistics(*options.get("seen", (15, 11)), share, lines=lines)
     given = options.get("max_length"), 20, options.get("mode", "auto")
     assert split(vocab, line, statistics, *given) == parts
 
@@ -280,6 +284,6 @@ def test_statistics_by_hand():
     """The percentile is a length that occurs, and at least 99.9% are at most as long."""
     lengths = np.array([*range(1, 1500), 5000, 7000])
     assert SourceStatistics.measure(lengths, 9, 2) == SourceStatistics(
-        7000, 5000, 9 / 1501, 2 / 1501
+        7000, 5000, 9 / 1501, 2 / 1501, 1501
     )
-    assert SourceStatistics.measure(lengths[2:3], 0, 0) == SourceStatistics(3, 3, 0.0)
+    assert SourceStatistics.measure(lengths[2:3], 0, 0) == SourceStatistics(3, 3, 0.0, 0.0, 1)

@@ -24,6 +24,9 @@ Part = list[int] | str  # ids to translate, or text to copy
 
 SINGLE_SENTENCES = 0.01
 """Below this share of training lines with several sentences, every sentence is a part."""
+_RARE_SENTENCES, _RARE_LINES = 0.1, 5_000
+"""Below this share, too, if there are fewer such lines: a model does not learn from 60 of 5,000 to
+translate more than one sentence."""
 CHANGED_WORDLESS = 0.001
 """Up to this share of training lines without words that change, such lines are copied."""
 PERCENTILE = 99.9
@@ -66,6 +69,7 @@ class SourceStatistics:
         several_sentences: Share of lines with the end of a sentence inside.
         changed_wordless: Share of lines without words whose translation differs; 0 if an earlier
             version made the checkpoint.
+        lines: Number of lines; 0 likewise.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -74,6 +78,7 @@ class SourceStatistics:
     percentile: int
     several_sentences: float
     changed_wordless: float = 0.0
+    lines: int = 0
 
     @classmethod
     def measure(
@@ -81,7 +86,7 @@ class SourceStatistics:
     ) -> "SourceStatistics":
         """Computes them from the pieces of each line, (N,), and the numbers of such lines."""
         n, percentile = len(lengths), int(np.percentile(lengths, PERCENTILE, method="higher"))
-        return cls(int(lengths.max()), percentile, several_sentences / n, changed_wordless / n)
+        return cls(int(lengths.max()), percentile, several_sentences / n, changed_wordless / n, n)
 
     @classmethod
     def combine(
@@ -94,7 +99,9 @@ class SourceStatistics:
     @property
     def is_single_sentences(self) -> bool:
         """Whether a model trained on such lines may translate only one sentence of several."""
-        return self.several_sentences < SINGLE_SENTENCES
+        share, count = self.several_sentences, self.several_sentences * self.lines
+        is_rare = share < _RARE_SENTENCES and 0 < count < _RARE_LINES
+        return is_rare or share < SINGLE_SENTENCES
 
 
 def has_words(text: str) -> bool:
