@@ -77,9 +77,7 @@ def choose_metrics(
         ConfigError: If the tokenizer is unknown, or needs something that is not installed, or
             sacreBLEU's environment variable for the seed is not a number.
     """
-    seed = os.environ.get("SACREBLEU_SEED", "0")
-    if not re.fullmatch(r"[0-9]{1,9}|none", seed, re.IGNORECASE):
-        raise ConfigError(f"SACREBLEU_SEED = {seed}: set a number of at most nine digits, or none")
+    _check_seed()
     cause = f"--tokenize {tokenizer}" if tokenizer else f"valid.tokenize = {configured}"
     name, names = tokenizer or configured, [*BLEU.TOKENIZERS, "auto"]
     if name not in names:
@@ -102,6 +100,12 @@ def choose_metrics(
     for metric in metrics:
         metric.n_bootstrap = _RESAMPLES if confidence else None
     return metrics
+
+
+def _check_seed() -> None:
+    seed = os.environ.get("SACREBLEU_SEED", "0")
+    if not re.fullmatch(r"[0-9]{1,9}|none", seed, re.IGNORECASE):
+        raise ConfigError(f"SACREBLEU_SEED = {seed}: set a number of at most nine digits, or none")
 
 
 def _make_bleu(cause: str, lowercase: bool, tokenizer: str | None, language: str) -> BLEU:
