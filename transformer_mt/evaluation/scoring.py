@@ -74,10 +74,8 @@ def choose_metrics(
         confidence: Whether `corpus_score` computes confidence intervals as well.
 
     Raises:
-        ConfigError: If the tokenizer is unknown, or needs something that is not installed, or
-            sacreBLEU's environment variable for the seed is not a number.
+        ConfigError: If the tokenizer is unknown or not installed, or SACREBLEU_SEED is no number.
     """
-    _check_seed()
     cause = f"--tokenize {tokenizer}" if tokenizer else f"valid.tokenize = {configured}"
     name, names = tokenizer or configured, [*BLEU.TOKENIZERS, "auto"]
     if name not in names:
@@ -110,6 +108,7 @@ def _check_seed() -> None:
 
 def _make_bleu(cause: str, lowercase: bool, tokenizer: str | None, language: str) -> BLEU:
     """Makes BLEU with a tokenizer or that of a language; `cause` is what chose it."""
+    _check_seed()
     try:
         # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
         # drops a warning about text that looks tokenised, as that of a young model does.
