@@ -66,7 +66,7 @@ MISTAKES = [
     (["--output-dir", "out"], "--output-dir needs files"),
     (["--input", "-", "--output-dir", "out"], "--output-dir needs files"),
     (["--files-from", "nope", "--output-dir", "out"], "nope: no such file"),
-    (["--input", "in.de", "--output-dir", "in.de"], "in.de: File exists"),
+    (["--input", "in.de", "--output-dir", "in.de"], "in.de: is a file; name a folder"),
     (["folder"], "folder: is a directory; add --output-dir to "),
     (["run"], "translate takes one run: add --ensemble "),
 ]

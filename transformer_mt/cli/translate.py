@@ -211,7 +211,7 @@ def _split_arguments(paths: list[Path], ensemble: bool) -> tuple[list[Path], lis
         if (ensemble and not os.path.isfile(path))
         or any(os.path.exists(path / name) for name in (RUN_FILE, MANIFEST))
     ]
-    if models and not os.path.isdir(paths[0]):
+    if models and not (ensemble or os.path.isdir(paths[0])):
         raise ConfigError(f"{paths[0]}: no such run or checkpoint; name the run first")
     if models and not ensemble:
         raise ConfigError(

@@ -14,7 +14,7 @@ from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.formats import choose_format
-from transformer_mt.translation.inputs import FilePair, plan_folder, plan_single
+from transformer_mt.translation.inputs import plan_folder, plan_single
 from transformer_mt.translation.options import FileOptions, InputOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
@@ -56,9 +56,11 @@ class _Job:
         if has_columns and not is_table:
             raise ConfigError(f"{pair.name}: not a table; add --input-format tsv, csv or jsonl")
         with pair.output.lock():
+            if not pair.is_resumable:
+                require_first_attempt(pair.output.name)
             translator, made_from = self._load_translator()
             try:
-                self._translate_file(pair, translator, made_from)
+                self.summary.add_file(translate_file(translator, pair, self.options, made_from))
             except (DataError, OutputError) as error:
                 self.summary.add_failure(pair.name, error)
                 raise
@@ -77,7 +79,10 @@ class _Job:
             small = SmallFiles(translator, self.options, made_from, record, self.summary)
             for pair in small.translate(pairs):
                 with self.summary.one_file(pair.name), pair.output.lock():
-                    self._translate_file(pair, translator, made_from, record)
+                    if not pair.is_resumable:
+                        require_first_attempt(pair.output.name)
+                    counts = translate_file(translator, pair, self.options, made_from, record)
+                    self.summary.add_file(counts)
         self.summary.report()
 
     def _load_translator(self) -> tuple[Translator, Fingerprint]:
@@ -86,18 +91,6 @@ class _Job:
         self.summary.models = [checkpoint.digest for checkpoint in model.checkpoints]
         translator = model.translator(self.options.search)
         return translator, _fingerprint(model, translator, self.options)
-
-    def _translate_file(
-        self,
-        pair: FilePair,
-        translator: Translator,
-        made_from: Fingerprint,
-        record: OutputRecord | None = None,
-    ) -> None:
-        """Translates a file whose output is locked."""
-        if not pair.is_resumable:
-            require_first_attempt(pair.output.name)
-        self.summary.add_file(translate_file(translator, pair, self.options, made_from, record))
 
 
 def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptions) -> None:
