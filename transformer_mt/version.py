@@ -17,12 +17,6 @@ _PACKAGE = Path(__file__).parent
 
 
 @cache
-def source_digests() -> dict[str, str]:
-    """Computes the digest of each package's source, by a name such as `source of model/`."""
-    return {f"source of {name}/": source_digest(name) for name in SOURCE_PACKAGES}
-
-
-@cache
 def source_digest(package: str) -> str:
     """Computes a digest of what a package's source files say, without comments and docstrings.
 
@@ -31,25 +25,16 @@ def source_digest(package: str) -> str:
     """
     folder, digest = _PACKAGE / package, hashlib.blake2b(digest_size=16)
     for path in sorted(folder.rglob("*.py")):
-        code = _strip(ast.parse(path.read_bytes()))
+        code = ast.unparse(_WithoutDocstrings().visit(ast.parse(path.read_bytes())))
         digest.update(f"{path.relative_to(folder)} {code}\n".encode())
     return digest.hexdigest()
 
 
-def _strip(tree: object) -> object:
-    """Lists a syntax tree without positions, and without statements that are only a constant.
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops statements that are only a constant."""
 
-    Empty fields are left out, so that most versions of Python, which add fields, agree.
-    """
-    match tree:
-        case ast.Expr(value=ast.Constant()):
-            return ()
-        case ast.AST():
-            fields = [(name, _strip(x)) for name, x in ast.iter_fields(tree) if x not in (None, [])]
-            return type(tree).__name__, fields
-        case list():
-            return [code for x in tree if (code := _strip(x)) != ()]
-    return repr(tree)
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
 
 
 def source_state(package: Path = _PACKAGE) -> tuple[str, str]:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sentencepiece
-import torch
 from conftest import copy_lines, learn_elsewhere, tiny_config
 
 from transformer_mt.config.keys import VocabConfig
@@ -109,8 +108,8 @@ def hand_made_vocabulary() -> object:
     pieces += [x + y for x in ("▁", *letters) for y in letters]
     pieces += [x + y + z for x in ("▁", *letters) for y in letters for z in letters]
     scores = -1.0 - np.arange(4 + len(pieces)) * 7 % 59
-    table = PieceTable("bpe", [""] * 4 + pieces, scores)
-    return SimpleNamespace(shared=True, src=SimpleNamespace(table=lambda: table))
+    table = PieceTable([""] * 4 + pieces, scores)
+    return SimpleNamespace(shared=True, src=SimpleNamespace(kind="bpe", table=lambda: table))
 
 
 def hand_made_pairs(count: int) -> EncodedPairs:
@@ -133,7 +132,7 @@ def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch):
     pairs = EncodedPairs(side, side)
     first = sample(pairs, vocab)
     assert digest(first)[:16] == "59d62fffec9bf41d"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(epoch_pairs, "cpus_of_process", lambda: 3)
     assert digest(sample(pairs, vocab)) == digest(first)
     others = [sample(pairs, vocab, epoch=1), sample(pairs, vocab, seed=2)]
     assert len({digest(each) for each in (first, *others)}) == 3
@@ -162,9 +161,9 @@ def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
 def test_a_vocabulary_that_is_not_of_bpe_is_refused(kind):
     with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 is BPE-dropout.*not {kind}"):
         tiny_config(Path("nowhere"), vocab__sampling=0.1, vocab__kind=kind)
-    table = learn(kind, 400 if kind == "unigram" else 40).src.table()
+    model = learn(kind, 400 if kind == "unigram" else 40).src
     with pytest.raises(ConfigError, match="is not of kind bpe"):
-        LineSampler(table, 0.1)
+        LineSampler(model, 0.1)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])

@@ -92,7 +92,7 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
     }
     data = tiny_config(corpus_dir, **changes).data
     splits = "train", "valid", "validation", "test", "test[:2]"
-    assert [len(load_test_set(data, split)) for split in splits] == [9, 5, 5, 55, 2]
+    assert [len(load_test_set(data, split)) for split in splits] == [9, 5, 60, 55, 2]
     pairs = RawPairs(["a"], ["b"])
     monkeypatch.setattr(test_sets, "load_split", lambda data, split: pairs)
     for split, end in (("test", ""), ("test[:9]", f" ({pairs.digest()[:8]})")):

@@ -36,6 +36,7 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError, Devic
 from transformer_mt.system.files import locked
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.corpus import load_split
+from transformer_mt.training import environment as environment_module
 from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.environment import describe_software
@@ -44,7 +45,6 @@ from transformer_mt.training.run import build_trainer, require_writable, train
 from transformer_mt.training.trainer import Trainer
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
-from transformer_mt.version import source_digests
 
 SMALL = {"valid__every": 1000}
 
@@ -106,11 +106,10 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
     assert splitter.max_length == known.longest
 
 
-def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
-    """Nor does an average, which has a run.json, too. Sabotage: read the missing config.toml."""
+def test_what_has_no_configuration_cannot_be_trained(tmp_path, call):
+    """Such as an average, which has a run.json, too. Sabotage: read the missing config.toml."""
     (tmp_path / "run.json").write_text("{}")
-    message = f"{tmp_path}: a run of an earlier version; name its configuration file"
-    assert_one_error(call("train", tmp_path), message)
+    assert_one_error(call("train", tmp_path), f"{tmp_path}/config.toml: cannot read the conf")
     (tmp_path / "manifest.json").write_text("{}")
     message = f"{tmp_path}: is a checkpoint; name its run, or a configuration with train.init_from"
     assert_one_error(call("train", tmp_path), message)
@@ -183,7 +182,7 @@ def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path,
     monkeypatch.chdir(tmp_path)
     shutil.copytree(corpus_dir, "text")
     Path("text/validation.de").write_text("other\n" * 60)
-    monkeypatch.setitem(source_digests(), "source of model/", "other")
+    monkeypatch.setitem(environment_module._SOURCES, "source of model/", "other")
     place = "--set", "data.path=text", "--set", "train.seed=3", "--set", "train.max_steps=1"
     _, _, err = call("train", first, "--run", "new", *place, "-q")
     assert err == (
@@ -400,7 +399,7 @@ def test_validation_and_evaluate_choose_the_same_tokenizer(
     done = call("evaluate", tmp_path / "run", "--split", "valid", "--json")
     assert caplog.text.count("BLEU is by characters") == 2
     result = json.loads(done.out)
-    assert result["tokenizer"] == "char" and round(result["bleu"], 4) == recorded["bleu"] > 1
+    assert result["tokenizer"] == "char" and result["bleu"] == recorded["bleu"] > 1
 
 
 @pytest.mark.parametrize("command", [train, dry_run])
@@ -487,7 +486,7 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
         f"{run_dir}/run.json: not a regular file; resume the run, which writes it again",
         "vocab.path = other.model is not used: the run is resumed",
         "train.init_from = elsewhere is not used: the run is resumed",
-        f"{run_dir}/run.json: cannot be written: Is a directory",
+        *[f"{run_dir}/run.json: cannot be written: Is a directory"] * 2,
     ]
     assert "resuming at step 8, epoch 0" in caplog.messages
     for path in list_checkpoints(run_dir):
@@ -546,8 +545,8 @@ def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog, monkey
     assert environment["threads"] == str(threads + 1)
     assert environment["torch version"] == torch.__version__
     caplog.clear()
-    monkeypatch.setitem(source_digests(), "source of model/", "other")
-    monkeypatch.setitem(source_digests(), "source of new/", "not recorded")
+    monkeypatch.setitem(environment_module._SOURCES, "source of model/", "other")
+    monkeypatch.setitem(environment_module._SOURCES, "source of new/", "not recorded")
     for steps in (11, 12):
         longer = {"train__max_steps": steps, "train__micro_batch_tokens": 300}
         train(small_config(corpus_dir, **longer), run_dir)

@@ -197,16 +197,11 @@ def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
-def test_metrics_are_rounded(tmp_path):
-    value = 12.3456789
-    names = ("loss", "lr", "tokens_per_second", "mfu", "grad_norm", "nll", "perplexity", "bleu")
-    names += ("ema_bleu",)
+def test_what_json_cannot_express_is_null(tmp_path):
+    """Other values are as they are. Sabotage: round them."""
     with RunLog(tmp_path, Progress()) as log:
-        log.record("train", Progress(step=3, epoch=1), 1.23456, dict.fromkeys(names, value))
+        log.record("train", Progress(step=3, epoch=1), 1.23456, {"loss": 12.3456789, "lr": 1e-9})
         log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "chrf": -math.inf})
     first, second = records(tmp_path)
-    assert list(first.values()) == [
-        *("train", 3, 1, 1.235),
-        *(12.345679, value, 12.3, 12.3457, 12.345679, 12.345679, 12.3457, 12.3457, 12.3457),
-    ]
+    assert list(first.values()) == ["train", 3, 1, 1.235, 12.3456789, 1e-9]
     assert list(second.values()) == ["valid", 0, 0, 0.0, None, None, None]

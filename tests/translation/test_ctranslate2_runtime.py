@@ -116,7 +116,8 @@ def test_devices(exported_run, monkeypatch, gpus, option, device, index, threads
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: gpus)
     monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32"})
     monkeypatch.setattr(ctranslate2, "Translator", load)
-    monkeypatch.setenv("LOCAL_RANK", "3")
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     runtime = transformer_mt.load(exported_run, device=option, max_length=1021).runtime
     assert (runtime.device_type, runtime.batch_tokens) == (device, batch_tokens)

@@ -49,7 +49,7 @@ def test_a_symbol_is_one_piece(kind, shared):
         rows = side.encode(TEXT)
         drawn = [rows]
         if kind == "bpe":
-            sampler, lines = LineSampler(side.table(), 0.5), flatten(rows)
+            sampler, lines = LineSampler(side, 0.5), flatten(rows)
             lines = EncodedLines(lines.ids.astype(np.int32), lines.offsets)
             sampled = sampler.sample(lines, np.random.default_rng(1))
             drawn.append([sampled[i].tolist() for i in range(len(rows))])

@@ -68,7 +68,7 @@ MISTAKES = [
     (["--files-from", "nope", "--output-dir", "out"], "nope: no such file"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: is a file; name a folder"),
     (["folder"], "folder: is a directory; add --output-dir to "),
-    (["run"], "translate takes one run: add --ensemble "),
+    (["run"], "translate takes one run, the first argument: add "),
 ]
 
 
@@ -196,8 +196,9 @@ def test_many_files(translate, source, tmp_path):
         inputs += ["--input", tmp_path / name]
     done = translate(*inputs, "--output-dir", tmp_path / "out")
     last = done.err.splitlines()[-1]
-    assert done.code == 3 and last.startswith("error: 2 of 8 files not translated: ")
-    assert "missing.de: no such file" in last and "broken.de.gz: cannot be read" in last
+    assert done.code == 3 and last == "error: 2 of 8 files not translated; see above"
+    for failure in ("missing.de: no such file", "broken.de.gz: cannot be read"):
+        assert failure in done.err
     assert done.err.count("; translating the other files") == 2
     assert done.err.count("translating with") == 1
     assert "\nfiles: 6 translated; 48 lines\n" in done.err

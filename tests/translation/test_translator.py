@@ -207,7 +207,7 @@ def test_equal_lines_of_a_chunk_are_translated_once(vocab):
     Sabotage: remember the lines of all chunks.
     """
     translator, counts = build_translator(vocab, SearchOptions(batch_tokens=1)), []
-    translator.chunk_lines = 4
+    translator.first_chunk_lines = translator.chunk_lines = 4
     translated = translator.n_best(["ab", "cd", "", "ab", "ab", " ab"], counts.append)
     assert texts(vocab, translator.runtime.model.sources) == ["ab", "cd", "ab"]
     assert sum(counts) == 6 and counts[1:3] == [2, 1]

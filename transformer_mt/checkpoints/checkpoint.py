@@ -12,7 +12,6 @@
 Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
-import errno
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, digest_of_files
@@ -64,8 +63,6 @@ class Progress:
     text, and the digest of that.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
     step: NonNegativeInt = 0
     epoch: NonNegativeInt = 0
     epoch_step: NonNegativeInt = 0
@@ -95,17 +92,12 @@ class RunState:
     saved.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
     progress: Progress = field(default_factory=Progress)
     counters: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     sources: SourceStatistics | None = None
     vocabulary: list[str] = field(default_factory=list)
     format: int = FORMAT
-
-
-_STATE, _CONFIG = TypeAdapter(RunState), TypeAdapter(Config)
 
 
 @dataclass(frozen=True)
@@ -206,10 +198,7 @@ class Checkpoint:
         """
         if name not in self.files:
             raise CheckpointError(f"{self.path}: has no {name}")
-        try:
-            return safetensors.torch.load_file(self.path / name)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise CheckpointError(f"{self.path / name}: {error}") from None
+        return _read_tensors(self.path / name)
 
 
 def save_checkpoint(
@@ -226,8 +215,8 @@ def save_checkpoint(
     """
     with atomic_directory(path) as folder:
         state = replace(state, vocabulary=[sha256(file) for file in vocab.save(folder)])
-        (folder / STATE).write_bytes(canonical_json(asdict(state)))
-        (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
+        (folder / STATE).write_bytes(canonical_json(state))
+        (folder / CONFIG).write_bytes(canonical_json(config))
         for name, content in tensors.items():
             write_tensors(folder / name, content)
         write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
@@ -241,14 +230,9 @@ def write_tensors(
     Raises:
         OSError: If it cannot be written.
     """
-    path.touch()
-    mode = path.stat().st_mode
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    try:
-        safetensors.torch.save_file(contiguous, path, metadata)
-    except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
-        raise OSError(errno.EIO, str(error)) from error
-    path.chmod(mode)  # safetensors lets only the owner read its files, regardless of the umask
+    # Not `save_file`, whose files only the owner can read, and whose errors are no OSError.
+    path.write_bytes(safetensors.torch.save(contiguous, metadata))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -274,8 +258,8 @@ def _load(path: Path) -> Checkpoint:
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
     if missing := {MODEL, STATE, CONFIG, *names} - files.keys():
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
-    state: RunState = read_json(path / STATE, _STATE, FORMAT)
-    config: Config = read_json(path / CONFIG, _CONFIG)
+    state: RunState = read_json(path / STATE, RunState, FORMAT)
+    config: Config = read_json(path / CONFIG, Config)
     src_path, tgt_path = (path / name for name in names)
     if state.vocabulary != [files[name] for name in dict.fromkeys(names)]:
         raise CheckpointError(f"{src_path}: not the vocabulary of the trained model")
@@ -316,27 +300,30 @@ def _verify_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], state: Ru
     Raises:
         CheckpointError: Naming the file and the first tensor that is not as it must be.
     """
+    tensors = _read_tensors(path)
+    if path.name == TRAINING and state.progress.step == 0 and not tensors:
+        return
+    if mismatch := _find_mismatch(tensors, shapes):
+        if _has_changed_model(state):
+            mismatch += "; the source of model/ has changed since it was trained"
+        raise CheckpointError(f"{path}: {mismatch}")
+    if bad := find_nonfinite(tensors):
+        raise CheckpointError(f"{path}: {bad} is not finite: training has diverged")
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            if path.name == TRAINING and state.progress.step == 0 and not file.keys():
-                return
-            if mismatch := _find_mismatch(file, shapes):
-                if _has_changed_model(state):
-                    mismatch += "; the source of model/ has changed since it was trained"
-                raise CheckpointError(f"{path}: {mismatch}")
-            if bad := find_nonfinite({name: file.get_tensor(name) for name in shapes}):
-                raise CheckpointError(f"{path}: {bad} is not finite: training has diverged")
+        return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _find_mismatch(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Describes the first tensor of an open file whose name, shape or type is wrong."""
-    headers = {name: file.get_slice(name) for name in file.keys()}
-    actual = {
-        name: f"{each.get_dtype()} {tuple(each.get_shape())}" for name, each in headers.items()
-    }
-    expected = {name: f"F32 {shape}" for name, shape in shapes.items()}
+def _find_mismatch(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> str | None:
+    """Describes the first tensor whose name, shape or type is wrong."""
+    actual = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in tensors.items()}
+    expected = {name: f"torch.float32 {shape}" for name, shape in shapes.items()}
     for name in sorted(actual.keys() | expected.keys()):
         if actual.get(name) != expected.get(name):
             return f"{name} is {actual.get(name, 'missing')}, not {expected.get(name, 'known')}"

@@ -13,9 +13,9 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field
 
 from transformer_mt.checkpoints.layout import METRICS, STEP_NAME, checkpoint_digest
 from transformer_mt.errors import CheckpointError
@@ -91,8 +91,6 @@ class EvaluationRecord:
     measured; `time` is in seconds since 1970.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
     test_set: str
     checkpoint: str
     digest: str
@@ -122,9 +120,6 @@ class EvaluationRecord:
         return f"{readable.strip('-.')}-{json_digest(kind)[:8]}.json"
 
 
-_RECORD = TypeAdapter(EvaluationRecord)
-
-
 def record_folder(checkpoint: Path) -> Path | None:
     """Gives the folder for evaluations of a checkpoint; None if it is a step outside its run."""
     path = checkpoint.resolve()
@@ -142,7 +137,7 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
     if folder is None:
         return
     with suppress(CheckpointError):
-        before = read_json(folder / record.file_name, _RECORD)
+        before = read_json(folder / record.file_name, EvaluationRecord)
         texts = record.sources, record.references, record.hypotheses
         if (before.sources, before.references, before.hypotheses) == texts:
             new = {score.title for score in record.scores}
@@ -151,7 +146,7 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
     try:
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / record.file_name) as file:
-            file.write(canonical_json(_RECORD.dump_python(record)))
+            file.write(canonical_json(record))
     except OSError as error:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 
@@ -165,7 +160,7 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
     own = directory.glob(f"{FOLDER}/[!.]*.json")
     for path in sorted((*own, *directory.glob(f"*/{FOLDER}/[!.]*.json"))):
         try:
-            record = read_json(path, _RECORD)
+            record = read_json(path, EvaluationRecord)
             if _is_replaced(record, path.parent.parent):
                 raise CheckpointError(
                     f"{path}: {record.checkpoint} was saved again since; evaluate it again"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, PositiveInt, TypeAdapter
+from pydantic import PositiveInt
 
 from transformer_mt.checkpoints.layout import EXPORT, digest_of_files
 from transformer_mt.config.keys import Config
@@ -46,8 +46,6 @@ class ExportRecord:
         format: `FORMAT`.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
     checkpoint: str
     checkpoint_digest: str
     step: int
@@ -59,9 +57,6 @@ class ExportRecord:
     sources: SourceStatistics | None
     files: dict[str, str]
     format: int = FORMAT
-
-
-_RECORD = TypeAdapter(ExportRecord)
 
 
 @dataclass(frozen=True)
@@ -105,8 +100,7 @@ def write_record(folder: Path, record: ExportRecord) -> None:
         OSError: If they cannot be written.
     """
     files = {file.name: sha256(file) for file in folder.iterdir()}
-    values = _RECORD.dump_python(replace(record, files=files), mode="json")
-    (folder / EXPORT).write_bytes(canonical_json(values))
+    (folder / EXPORT).write_bytes(canonical_json(replace(record, files=files)))
     write_manifest(folder, {**files, EXPORT: sha256(folder / EXPORT)})
 
 
@@ -120,7 +114,7 @@ def load_exported(path: Path) -> ExportedModel:
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
     if missing := {EXPORT, *names} - files.keys():
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
-    record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
+    record: ExportRecord = read_json(path / EXPORT, ExportRecord, FORMAT)
     written = {**record.files, EXPORT: files[EXPORT]}
     if others := dict(files.items() ^ written.items()):
         raise CheckpointError(f"{path / min(others)}: not the file that `export` wrote")

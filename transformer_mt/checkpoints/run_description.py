@@ -3,12 +3,16 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json
+from transformer_mt.system.files import (
+    atomic_file,
+    canonical_json,
+    json_digest,
+    parse_json,
+    read_json,
+)
 from transformer_mt.text.corpus_report import CorpusReport
 
 
@@ -77,16 +81,13 @@ class RunDescription:
         }
 
 
-_DESCRIPTION = TypeAdapter(RunDescription)
-
-
 def write_description(directory: Path, description: RunDescription) -> None:
     """Writes run.json into a directory, with its own SHA-256.
 
     Raises:
         OSError: If it cannot be written.
     """
-    values = _DESCRIPTION.dump_python(description, mode="json")
+    values = parse_json(canonical_json(description))
     with atomic_file(directory / RUN_FILE) as file:
         file.write(canonical_json({**values, "sha256": json_digest(values)}))
 
@@ -104,7 +105,7 @@ def read_description(directory: Path) -> RunDescription | None:
         values = read_json(path)  # the digest covers keys that only a newer version knows
         if not isinstance(values, dict) or values.pop("sha256", None) != json_digest(values):
             raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
-        description: RunDescription = read_json(path, _DESCRIPTION)
+        description: RunDescription = read_json(path, RunDescription, unknown="ignore")
     except CheckpointError as error:
         raise CheckpointError(f"{error}; resume the run, which writes it again") from None
     return description

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 
@@ -18,20 +18,18 @@ from transformer_mt.cli.options import (
     option,
     values_of,
 )
-from transformer_mt.errors import ConfigError
+from transformer_mt.errors import ConfigError, OutputError
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.extras import require_package
 from transformer_mt.system.outputs import Output, check_output, open_output
 from transformer_mt.translation.options import LoadOptions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 plot = typer.Typer(
     help="Draw training curves or attention.", subcommand_metavar="COMMAND", rich_markup_mode=None
 )
 
 PanelName = StrEnum("PanelName", list(PANELS))  # type: ignore[misc]  # mypy reads no table
+PICTURES = ".png", ".svg", ".pdf"
 FIGURE = option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output", default=...)
 Axis = Literal["step", "minutes"]
 Kind = Literal["cross", "encoder", "decoder"]
@@ -60,13 +58,15 @@ def training(
     transformer-mt plot training runs/a runs/b --panel nll --label pre --label post -o nll.png
     transformer-mt plot training runs/pre-* runs/post-* --mean -o means.png
     """
-    checked = _check_plot(output)
+    checked = _check_output(output, "plot", *PICTURES)
+    from transformer_mt.figures.canvas import render
     from transformer_mt.figures.training import read_means, training_figure
 
     metrics = read_means(runs) if mean else read_runs(runs)
     if label and len(label) != len(metrics):
         raise ConfigError(f"{len(metrics)} curves need as many --label; {len(label)} given")
-    _write(training_figure(metrics, x, panel or (), title, label or ()), checked)
+    figure = training_figure(metrics, x, panel or (), title, label or ())
+    _write(render(figure, output.suffix[1:].lower()), checked)
 
 
 @plot.command()
@@ -92,27 +92,28 @@ def attention(
     transformer-mt plot attention RUN "Ein Satz." --kind encoder --layer 1 --heads -o heads.pdf
     transformer-mt plot attention RUN "Ein Satz." --tgt "A sentence." -o given.png
     """
-    checked = _check_plot(output)
+    checked = _check_output(output, "plot", *PICTURES)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
+    from transformer_mt.figures.canvas import render
     from transformer_mt.translation.translation_model import build_translation_model, find_models
 
     model = build_translation_model(find_models([path]), LoadOptions("cpu", raw=raw))
     weights = sentence_attention(model, sentence, tgt)
-    _write(attention_figure(weights, kind, layer, heads), checked)
+    figure = attention_figure(weights, kind, layer, heads)
+    _write(render(figure, output.suffix[1:].lower()), checked)
 
 
-def _check_plot(output: Path) -> Output:
+def _check_output(output: Path, command: str, *endings: str) -> Output:
     """Checks that a figure can be drawn and written, before any work is done for it."""
-    require_package("Matplotlib", "plots", "plot")
-    from transformer_mt.figures.canvas import check_figure_output
+    require_package("Matplotlib", "plots", command)
+    if output.suffix.lower() not in endings:
+        raise OutputError(f"{output}: name a file that ends in {' or '.join(endings)}")
+    return check_output(output)
 
-    return check_figure_output(output)
 
-
-def _write(figure: "Figure", output: Output) -> None:
-    from transformer_mt.figures.canvas import write_figure
-
-    write_figure(figure, output)
+def _write(content: bytes, output: Output) -> None:
+    with open_output(output) as file:
+        file.write(content)
     print(output.name)
 
 
@@ -144,18 +145,11 @@ def report(
     \b
     transformer-mt report checkpoints/wmt16-base -o report.html
     """
-    require_package("Matplotlib", "plots", "report")
     require_package("Jinja2", "plots", "report")
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{output}: the report is HTML; name a file that ends in .html")
-    checked = check_output(output)
+    checked = _check_output(output, "report", ".html", ".htm")
     from transformer_mt.figures.report import build_report
 
-    page = build_report(run).encode()
-    with open_output(checked) as file:
-        file.write(page)
-    if checked.target:
-        print(output)
+    _write(build_report(run).encode(), checked)
 
 
 def compare(

@@ -92,24 +92,6 @@ class FileGroup:
         "--output-key",
     )
 
-    def options(self, texts: list[Path]) -> FileOptions:
-        """Adds files that were named without an option; refuses what does not belong together."""
-        inputs = [*texts, *(self.input_ or [])]
-        if self.output and self.output_dir:
-            raise ConfigError("--output and --output-dir: choose one")
-        if self.output_dir and (Path("-") in inputs or not (inputs or self.files_from)):
-            raise ConfigError("--output-dir needs files as --input or --files-from")
-        if (len(inputs) > 1 or self.files_from) and not self.output_dir:
-            raise ConfigError("several inputs need --output-dir")
-        return FileOptions(
-            inputs, self.files_from, self.output, self.output_dir, self.overwrite, self.summary
-        )
-
-
-@dataclass(frozen=True)
-class LineGroup:
-    """What is written for each line."""
-
     n_best: int = file_option(
         "N",
         "Translations per line, the best first; at most the beam size.",
@@ -123,6 +105,19 @@ class LineGroup:
         "--format",
         default=OutputOptions.format,
     )
+
+    def options(self, texts: list[Path]) -> FileOptions:
+        """Adds files that were named without an option; refuses what does not belong together."""
+        inputs = [*texts, *(self.input_ or [])]
+        if self.output and self.output_dir:
+            raise ConfigError("--output and --output-dir: choose one")
+        if self.output_dir and (Path("-") in inputs or not (inputs or self.files_from)):
+            raise ConfigError("--output-dir needs files as --input or --files-from")
+        if (len(inputs) > 1 or self.files_from) and not self.output_dir:
+            raise ConfigError("several inputs need --output-dir")
+        return FileOptions(
+            inputs, self.files_from, self.output, self.output_dir, self.overwrite, self.summary
+        )
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,6 @@ def translate(
     paths: list[Path] = MODELS,
     *,
     files: FileGroup,
-    lines: LineGroup,
     search: SearchGroup,
     draws: SamplingGroup,
     model: ModelGroup,
@@ -184,18 +178,18 @@ def translate(
     transformer-mt translate checkpoints/wmt16-base *.de --output-dir out
     """
     models, texts = _split_arguments(paths, search.ensemble)
-    beam_size, n_best = search.beam_size, lines.n_best
+    beam_size, n_best = search.beam_size, files.n_best
     sampling = draws.options(max(beam_size, n_best))
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
     file_options = files.options(texts)
-    with_scores = lines.scores or lines.format_ == "jsonl"
+    with_scores = files.scores or files.format_ == "jsonl"
     penalty = search.length_penalty
     search.warn_of_length_penalty(with_scores or draws.sample)
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw, split),
         SearchOptions(beam_size, penalty, with_scores, n_best, model.batch_tokens, sampling),
-        OutputOptions(lines.scores, lines.format_),
+        OutputOptions(files.scores, files.format_),
         InputOptions(files.input_format, files.column, files.output_column),
     )
     from transformer_mt.translation import job
@@ -205,17 +199,11 @@ def translate(
 
 def _split_arguments(paths: list[Path], ensemble: bool) -> tuple[list[Path], list[Path]]:
     """Tells models, which are the first argument and further runs, from files to translate."""
-    models = [
-        path
-        for path in paths[1:]
-        if (ensemble and not os.path.isfile(path))
-        or any(os.path.exists(path / name) for name in (RUN_FILE, MANIFEST))
-    ]
-    if models and not (ensemble or os.path.isdir(paths[0])):
-        raise ConfigError(f"{paths[0]}: no such run or checkpoint; name the run first")
-    if models and not ensemble:
-        raise ConfigError(
-            "translate takes one run: add --ensemble to decode with several, or --input to"
-            f" translate the text in {models[0]}"
-        )
-    return [paths[0], *models], [path for path in paths[1:] if path not in models]
+    texts = [path for path in paths[1:] if not ensemble or os.path.isfile(path)]
+    for path in texts:
+        if any(os.path.exists(path / name) for name in (RUN_FILE, MANIFEST)):
+            raise ConfigError(
+                "translate takes one run, the first argument: add --ensemble to decode with"
+                f" several, or --input to translate the text in {path}"
+            )
+    return [paths[0], *(path for path in paths[1:] if path not in texts)], texts

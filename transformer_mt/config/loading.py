@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from transformer_mt.config.keys import DEFAULTS, Config
-from transformer_mt.config.splits import UNION_TAGS, SplitColumns, SplitTable
+from transformer_mt.config.splits import UNION_TAGS, SplitTable
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
@@ -43,9 +44,6 @@ def load_config(path: str | Path, overrides: Collection[str] = ()) -> Config:
     _expand_paths(values, PATH_KEYS, [path.parent.absolute(), Path.cwd()])
     for override in overrides:
         _apply_override(values, override)
-    # Not the others again: the name of the working directory may have a dollar sign.
-    overridden = {override.partition("=")[0].strip() for override in overrides}
-    _expand_paths(values, overridden.intersection(PATH_KEYS), [Path.cwd()])
     return parse_config(values, f"{path} with --set" if overrides else str(path))
 
 
@@ -89,13 +87,10 @@ def _keys_set_by(commands: str, config: Config) -> set[str]:
         return set()
     for override in (word.removeprefix("--set=") for word in words):
         key, values = override.partition("=")[0].strip(), config.model_dump()
-        try:
+        with suppress(ConfigError):  # another word, or a value that a later one has replaced
             _apply_override(values, override)
-            _expand_paths(values, {key}.intersection(PATH_KEYS), [Path.cwd()])
             if parse_config(values, "") == config:
                 keys.add(".".join(key.split(".")[:2]))  # of data.valid.slice, data.valid
-        except ConfigError:
-            continue  # another word, or a value that a later one has replaced
     return keys
 
 
@@ -112,11 +107,9 @@ def format_value(value: object) -> str:
 
 def did_you_mean(unknown: str) -> str:
     """Suggests the keys of the same name, else the most similar key or section, if there is one."""
-    splits = "data.train", "data.valid", "data.test"
-    keys = [*DEFAULTS, *(f"{split}.{key}" for split in splits for key in SplitColumns.model_fields)]
     name = unknown.rpartition(".")[2]
-    near = [key for key in keys if key.endswith(f".{name}")]
-    known = keys if "." in unknown else [*Config.model_fields, *keys]
+    near = [key for key in DEFAULTS if key.endswith(f".{name}")]
+    known = DEFAULTS if "." in unknown else [*Config.model_fields, *DEFAULTS]
     near = near or difflib.get_close_matches(unknown, known, n=1)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
@@ -178,11 +171,14 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     *sections, last = (part.strip() for part in key.split("."))
     if not equals or not all((*sections, last)):
         raise ConfigError(f"--set {override}: write key=value, such as optim.warmup_steps=8000")
+    table = values
     for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
             raise ConfigError(f"--set {override}: {section} is a value, not a section")
-    values[last] = _parse_value(text.strip())
+    table[last] = _parse_value(text.strip())
+    # Not the others again: the name of the working directory may have a dollar sign.
+    _expand_paths(values, {key.strip()}.intersection(PATH_KEYS), [Path.cwd()])
 
 
 def _parse_value(text: str) -> object:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sacrebleu.metrics.base import Metric
 
@@ -35,11 +34,12 @@ from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet, check_text
 from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.sharing import LoadModels, share_work
-from transformer_mt.translation.translation_model import find_models, require_one_direction
+from transformer_mt.translation.translation_model import (
+    SavedModels,
+    find_models,
+    require_one_direction,
+)
 from transformer_mt.translation.translator import count_kinds, log_kinds
-
-if TYPE_CHECKING:
-    from transformer_mt.translation.translation_model import SavedModels
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class SystemOutput:
 
     lines: list[str]
     name: str
-    models: "SavedModels" = field(default_factory=list)
+    models: SavedModels = field(default_factory=list)
     search: SearchSetting | None = None
     moving_average: bool = False
     seconds: float = 0.0

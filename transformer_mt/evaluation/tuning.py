@@ -111,7 +111,7 @@ def _kind(reports: Sequence[EvaluationReport]) -> str:
 def _name_systems(runs: Sequence[Path]) -> list[str]:
     """Names the settings in which runs differ, for each run; warns of those that have not ended."""
     if not all((run / RUN_FILE).is_file() for run in runs):
-        return ["" for _ in runs]
+        return [f"{name}: " for name in run_names(runs)]
     rows = {row["run"]: row for group in read_rows(runs) for row in group}
     systems = [rows[name] for name in run_names(runs)]
     for row in systems:

@@ -14,9 +14,6 @@ from matplotlib import font_manager, rc_params_from_file
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
-from transformer_mt.errors import OutputError
-from transformer_mt.system.outputs import Output, check_output, open_output
-
 _STYLE_FILE = Path(__file__).with_name("figures.mplstyle")
 _STYLE = rc_params_from_file(_STYLE_FILE, fail_on_error=True, use_default_template=False)
 FOREGROUND, GRID = _STYLE["text.color"], _STYLE["grid.color"]
@@ -38,28 +35,6 @@ class InlineFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         return render(self, "png")
-
-
-def check_figure_output(path: Path) -> Output:
-    """Checks the output file of a figure before any work is done for it.
-
-    Raises:
-        OutputError: If its extension is not a known format, or it cannot be written.
-    """
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise OutputError(f"{path}: name a file that ends in .png, .svg or .pdf")
-    return check_output(path)
-
-
-def write_figure(figure: Figure, output: Output) -> None:
-    """Writes a figure to an output that `check_figure_output` returned.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
-    content = render(figure, Path(output.name).suffix.lower().removeprefix("."))
-    with open_output(output) as file:
-        file.write(content)
 
 
 def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes:

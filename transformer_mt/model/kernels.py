@@ -114,13 +114,12 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.has_bias = bias is not None
         return onednn_linear(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         rows, weight = ctx.saved_tensors
-        grad_bias = grad.sum(0) if ctx.has_bias else None
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
         return onednn_linear(grad, weight.t()), weight_gradient(grad, rows), grad_bias
 
 
@@ -133,14 +132,13 @@ class _PaddedLinear(torch.autograd.Function):
     ) -> Tensor:
         padded, half_weight = pad_rows(rows, dtype), weight.to(dtype)
         ctx.save_for_backward(padded, half_weight)
-        ctx.has_bias = bias is not None
         output = F.linear(padded, half_weight, bias.to(dtype) if bias is not None else None)
         return output[: len(rows)]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         padded, half_weight = ctx.saved_tensors
-        grad_bias = grad.sum(0) if ctx.has_bias else None
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
         padded_grad = pad_rows(grad, padded.dtype)
         grad_rows = (padded_grad @ half_weight)[: len(grad)]
         return grad_rows, padded_grad.t() @ padded, grad_bias, None  # autograd converts the types

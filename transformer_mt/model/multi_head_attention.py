@@ -176,8 +176,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, mask: Mask | None, causal: bool) -> Tensor:
         """Attends within x, (B, T, D) to (B, T, D)."""
         q, k, v = split_heads(self.qkv(x), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, K) each
-        output: Tensor = self.out(join_heads(self.attention(q, k, v, mask, causal)))
-        return output
+        return self.out(join_heads(self.attention(q, k, v, mask, causal)))
 
     def decode_position(self, x: Tensor, cache: LayerCache, position: int) -> Tensor:
         """Attends from one position to itself and those in the cache, (R, 1, D) to (R, 1, D).
@@ -188,8 +187,7 @@ class SelfAttention(nn.Module):
         keys = cache.self_keys.append(k, position)  # (R, H, T, K)
         values = cache.self_values.append(v, position)
         heads = self.attention(q, keys, values, None, False)  # (R, H, 1, K)
-        output: Tensor = self.out(join_heads(heads))  # (R, 1, D)
-        return output
+        return self.out(join_heads(heads))  # (R, 1, D)
 
 
 class CrossAttention(nn.Module):
@@ -218,8 +216,7 @@ class CrossAttention(nn.Module):
             mask: Source positions that are not padding, (B, 1, 1, S).
         """
         q = split_heads(self.q(x), self.n_heads)  # (B, H, T, K)
-        output: Tensor = self.out(join_heads(self.attention(q, keys, values, mask, False)))
-        return output
+        return self.out(join_heads(self.attention(q, keys, values, mask, False)))
 
     def decode_position(self, x: Tensor, cache: LayerCache, mask: Tensor) -> Tensor:
         """Attends from one position of R rows, (R, 1, D), to the B sources they belong to.
@@ -227,5 +224,4 @@ class CrossAttention(nn.Module):
         Rows of one source are adjacent, so they are computed as its queries and share its keys.
         """
         queries = x.view(len(cache.memory_keys), -1, x.size(-1))  # (B, R / B, D)
-        output: Tensor = self(queries, cache.memory_keys, cache.memory_values, mask)
-        return output.view_as(x)  # (R, 1, D)
+        return self(queries, cache.memory_keys, cache.memory_values, mask).view_as(x)  # (R, 1, D)

@@ -49,5 +49,4 @@ class PackMask:
         """
         from torch.nn.attention.flex_attention import flex_attention
 
-        output: Tensor = flex_attention(q, k, v, block_mask=self._block_mask)
-        return output
+        return flex_attention(q, k, v, block_mask=self._block_mask)

@@ -75,8 +75,7 @@ class FeedForward(nn.Module):
         """Maps (B, L, D) to (B, L, D)."""
         # Not in place: the gradient of a change to a view is copied once more.
         activations = self.inner(x).relu()  # (B, L, d_ff)
-        output: Tensor = self.outer(self.dropout(activations))  # (B, L, D)
-        return output
+        return self.outer(self.dropout(activations))  # (B, L, D)
 
 
 class Residual(nn.Module):
@@ -90,14 +89,11 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Adds the output of a sublayer to its input, (B, L, D) to (B, L, D)."""
-        output: Tensor
         if self.placement == "post":
-            output = self.norm(x + self.dropout(sublayer(x)))
-        elif self.placement == "pre":
-            output = x + self.dropout(sublayer(self.norm(x)))
-        else:
-            output = x + self.norm(self.dropout(sublayer(x)))
-        return output
+            return self.norm(x + self.dropout(sublayer(x)))
+        if self.placement == "pre":
+            return x + self.dropout(sublayer(self.norm(x)))
+        return x + self.norm(self.dropout(sublayer(x)))
 
 
 class EncoderLayer(nn.Module):
@@ -192,8 +188,7 @@ class Transformer(nn.Module):
         self.decoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
         self.positions: Tensor
         self.register_buffer("positions", torch.empty(0, config.d_model), persistent=False)
-        if not self.src_embedding.is_meta:  # it has values to draw
-            self._initialise()
+        self._initialise()
 
     def _initialise(self) -> None:
         """Draws embeddings from N(0, 1/D), projections from Xavier uniform; sets biases to zero."""
@@ -273,8 +268,7 @@ class Transformer(nn.Module):
         x = self._embed(tgt_in, self.tgt_weight, encodings)  # (B, T, D)
         for layer in self.decoder:
             x = layer(x, memory, memory_mask, mask)
-        output: Tensor = self.decoder_norm(x)
-        return output
+        return self.decoder_norm(x)
 
     def logits(self, decoder_output: Tensor) -> Tensor:
         """Projects the decoder's output to logits, (..., D) to (..., V)."""
@@ -344,8 +338,7 @@ class Transformer(nn.Module):
     def _embed(self, ids: Tensor, weight: Tensor, encodings: Tensor) -> Tensor:
         """Embeds ids, (B, L), at positions with the encodings (L, D) (sections 3.4, 3.5)."""
         embedded = F.embedding(ids, weight) * math.sqrt(self.d_model)  # (B, L, D)
-        output: Tensor = self.dropout(embedded + encodings)
-        return output
+        return self.dropout(embedded + encodings)
 
 
 def parameter_shapes(

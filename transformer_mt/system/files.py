@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Literal, TextIO
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -21,11 +21,12 @@ from transformer_mt.errors import CheckpointError
 _UNKNOWN_KEY = "extra_forbidden", "unexpected_keyword_argument"
 """Pydantic's names for a key that a model, and a dataclass, does not have."""
 _NAME_BYTES = 255
-_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 @contextmanager
-def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]:
+def atomic_file(
+    path: Path, kept_bytes: int | None = None, suffix: str = "partial"
+) -> Iterator[BinaryIO]:
     """Opens a temporary file that replaces `path`, with its mode, once it is complete and on disk.
 
     After an error or a kill, the previous file at `path` is unchanged.
@@ -34,11 +35,17 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
         path: The file to create or replace.
         kept_bytes: How much to keep of an earlier temporary file; the new one then outlives
             errors. None keeps neither.
+        suffix: The temporary file is `.NAME.SUFFIX`.
     """
-    temporary = beside(path, "partial")
+    temporary = beside(path, suffix)
+    mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
     try:
         with naming(path):
-            with open_temporary(path, "partial", kept_bytes or 0) as file:
+            with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
+                if path.exists():
+                    shutil.copymode(path, temporary)
+                file.truncate(kept_bytes or 0)
+                file.seek(kept_bytes or 0)
                 yield file
             sync(temporary)
             temporary.replace(path)
@@ -46,22 +53,6 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
     finally:
         if kept_bytes is None:
             temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def open_temporary(path: Path, suffix: str, kept_bytes: int = 0) -> Iterator[BinaryIO]:
-    """Opens the file that is to replace `path`, `.NAME.SUFFIX`, with the mode of what it replaces.
-
-    So many bytes of an earlier one are kept.
-    """
-    temporary = beside(path, suffix)
-    mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
-    with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
-        if path.exists():
-            shutil.copymode(path, temporary)
-        file.truncate(kept_bytes)
-        file.seek(kept_bytes)
-        yield file
 
 
 def open_no_link(path: Path | str, flags: int, mode: int = 0o666) -> int:
@@ -208,7 +199,8 @@ def sha256(path: Path) -> str:
 
 def canonical_json(value: Any) -> bytes:
     """Encodes a value as JSON so that equal values give equal bytes."""
-    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+    values = TypeAdapter(type(value)).dump_python(value, mode="json")
+    return json.dumps(values, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def json_digest(value: Any) -> str:
@@ -225,16 +217,22 @@ def parse_json(text: str | bytes) -> Any:
     return from_json(text, allow_inf_nan=False)
 
 
-def read_json(path: Path, adapter: TypeAdapter[Any] = _ANYTHING, version: int | None = None) -> Any:
+def read_json(
+    path: Path,
+    kind: Any = Any,
+    version: int | None = None,
+    unknown: Literal["forbid", "ignore"] = "forbid",
+) -> Any:
     """Reads a JSON file that this program wrote.
 
     Args:
         path: A regular file; reading anything else, such as a named pipe, could wait for ever.
-        adapter: The type that the content must have.
+        kind: The type that the content must have.
         version: What its key `format` must be, if it has one.
+        unknown: What becomes of keys that the type does not have.
 
     Returns:
-        A value of the adapter's type.
+        A value of this type.
 
     Raises:
         CheckpointError: Naming the file, and the key that is wrong or unknown.
@@ -250,7 +248,7 @@ def read_json(path: Path, adapter: TypeAdapter[Any] = _ANYTHING, version: int | 
                 f"{path}: format {written!r:.20}, not {version}; use the version of transformer-mt"
                 " that wrote it, or make it again"
             )
-        return adapter.validate_json(content, strict=True)
+        return TypeAdapter(kind).validate_json(content, strict=True, extra=unknown)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:

@@ -28,18 +28,11 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def read_variable(name: str) -> str:
-    """Reads what the launcher has put into the environment."""
-    if value := os.environ.get(name):
-        return value
-    raise ConfigError(f"environment variable {name} is missing: use torchrun")
-
-
 def read_number(name: str) -> int:
     """Reads a number that the launcher has put into the environment."""
-    if (value := read_variable(name)).isdecimal():
+    if (value := os.environ.get(name, "")).isdecimal():
         return int(value)
-    raise ConfigError(f"environment variable {name} = {value} is not a number: use torchrun")
+    raise ConfigError(f"environment variable {name} = {value!r} is not a number: use torchrun")
 
 
 def require_single_process(command: str) -> None:
@@ -48,10 +41,10 @@ def require_single_process(command: str) -> None:
         raise ConfigError(f"{command} works in one process: start it without torchrun")
 
 
-def may_have_restarted() -> bool:
-    """Tells whether this may not be the first attempt; several launchers count separately."""
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return restarts != "0" or os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+def attempt() -> str:
+    """Numbers this attempt from 0; several launchers count separately, so theirs are all one."""
+    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else "all"
 
 
 def cpus_of_process() -> int:
@@ -81,11 +74,9 @@ def connect_to_store(timeout: timedelta, serves: bool = False) -> "Store":
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    host, port = read_variable("MASTER_ADDR"), read_number("MASTER_PORT")
+    host, port = os.environ.get("MASTER_ADDR", "localhost"), read_number("MASTER_PORT")
     store = TCPStore(host, port, None, serves, timeout, wait_for_workers=False)
-    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else "all"
-    return PrefixStore(f"transformer-mt/{attempt}", store)
+    return PrefixStore(f"transformer-mt/{attempt()}", store)
 
 
 def exit_with_error(message: str, code: int = TransformerMTError.exit_code) -> NoReturn:
@@ -109,6 +100,5 @@ def exit_process(code: int) -> NoReturn:
         raise SystemExit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # the reader may have ended
-            if stream is not None:
-                stream.flush()
+            stream.flush()
     os._exit(code)

@@ -3,9 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-from pydantic import ConfigDict, TypeAdapter
+from typing import Any
 
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json, sha256
@@ -17,14 +15,9 @@ _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class _Manifest:
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
     files: dict[str, str]
     format: int
     sha256: str
-
-
-_MANIFEST = TypeAdapter(_Manifest)
 
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
@@ -46,7 +39,7 @@ def read_manifest(directory: Path) -> dict[str, str]:
             file outside the directory.
     """
     path = directory / MANIFEST
-    files: dict[str, str] = read_json(path, _MANIFEST, MANIFEST_FORMAT).files
+    files: dict[str, str] = read_json(path, _Manifest, MANIFEST_FORMAT).files
     if path.read_bytes() != _encode_manifest(files):
         raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
     if not all(map(_PLAIN_NAME.fullmatch, files)):

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import quote
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from transformer_mt.errors import OutputError
 from transformer_mt.system.files import json_digest, locked, open_no_link, sha256
@@ -25,8 +24,6 @@ RECORD = ".transformer-mt.jsonl"
 @dataclass(frozen=True)
 class _Entry:
     """A file that was written: its name, its digest, and that of its fingerprint."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     name: str
     sha256: str
@@ -67,7 +64,7 @@ class OutputRecord:
         self._bytes_read += len(data)
         for line in data.splitlines():
             with suppress(ValidationError):  # cut by a full disk, or damaged: its file is unknown
-                entry = _ENTRY.validate_json(line)
+                entry = _ENTRY.validate_json(line, strict=True, extra="forbid")
                 self._versions.setdefault(entry.name, {})[entry.sha256] = entry.made_from
 
     def _name(self, target: str | Path) -> str:

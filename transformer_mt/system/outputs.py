@@ -12,11 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, cast
-
-from pydantic import ConfigDict, TypeAdapter
+from typing import Any, BinaryIO, cast
 
 from transformer_mt.errors import CheckpointError, FullDiskError, OutputError
 from transformer_mt.system.files import (
@@ -186,16 +184,11 @@ class OutputState:
         counts: Those of them that are reported, by kind.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
     fingerprint: Fingerprint
     chunks: int  # without a default, so that the states of older versions are not resumed
     bytes: int = 0
     lines: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-
-
-_STATE = TypeAdapter(OutputState)
 
 
 class ChunkWriter:
@@ -292,12 +285,12 @@ def _changes(state: OutputState, fingerprint: Fingerprint) -> list[str]:
 
 def _write_state(output: Output, state: OutputState) -> None:
     with atomic_file(output.state) as file:
-        file.write(canonical_json(asdict(state)))
+        file.write(canonical_json(state))
 
 
 def _read_state(output: Output) -> OutputState | None:
     """Reads the state of an output; None if there is none, or another version wrote it."""
     try:
-        return cast(OutputState, read_json(output.state, _STATE))
+        return cast(OutputState, read_json(output.state, OutputState))
     except CheckpointError:
         return None

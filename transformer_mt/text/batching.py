@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -50,10 +51,6 @@ class EncodedLines:
         """Ids in each line, (N,)."""
         return np.diff(self.offsets)
 
-    def count_tokens(self, lines: Indices) -> int:
-        """Counts the tokens of the given lines, each with its BOS or EOS."""
-        return int((self.offsets[lines + 1] - self.offsets[lines] + 1).sum())
-
     def take(self, lines: Indices) -> "EncodedLines":
         """Copies lines in the given order."""
         starts = self.offsets[lines]
@@ -62,18 +59,18 @@ class EncodedLines:
         positions = np.arange(counts.sum()) + np.repeat(starts - ends + counts, counts)
         return EncodedLines.cut(self.ids[positions], counts)
 
-    def gather(self, lines: Indices, begin: bool, end: bool) -> torch.Tensor:
-        """Copies lines into a padded (B, L) tensor, with BOS, EOS or both."""
-        taken = self.take(lines)
-        lengths = taken.counts
-        padded = np.full((len(lines), begin + lengths.max(initial=0) + end), PAD_ID, np.int64)
-        columns = np.arange(padded.shape[1]) - begin
-        padded[(columns >= 0) & (columns < lengths[:, None])] = taken.ids
-        if begin:
-            padded[:, 0] = BOS_ID
-        if end:
-            padded[np.arange(len(lines)), begin + lengths] = EOS_ID
-        return torch.from_numpy(padded)
+    def marked(self, begin: bool) -> "EncodedLines":
+        """Adds BOS before each line, or EOS after it."""
+        places, mark = (self.offsets[:-1], BOS_ID) if begin else (self.offsets[1:], EOS_ID)
+        ids = cast(Ids, np.insert(self.ids, places, mark))
+        return EncodedLines(ids, self.offsets + np.arange(len(self.offsets)))
+
+    def padded(self) -> torch.Tensor:
+        """Copies the lines into a padded (N, L) tensor."""
+        counts = self.counts
+        rows = np.full((len(self), counts.max(initial=0)), PAD_ID, np.int64)
+        rows[np.arange(rows.shape[1]) < counts[:, None]] = self.ids
+        return torch.from_numpy(rows)
 
 
 def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
@@ -135,17 +132,15 @@ class EncodedPairs:
 
     def batch(self, indices: Indices) -> Batch:
         """Collects the given pairs, with BOS and EOS, into a padded batch on the CPU."""
-        return Batch(
-            src=self.src.gather(indices, begin=False, end=True),
-            tgt_in=self.tgt.gather(indices, begin=True, end=False),
-            tgt_out=self.tgt.gather(indices, begin=False, end=True),
-            src_tokens=self.src.count_tokens(indices),
-            tgt_tokens=self.tgt.count_tokens(indices),
-        )
+        src, tgt = self.src.take(indices).marked(begin=False), self.tgt.take(indices)
+        tgt_in, tgt_out = tgt.marked(begin=True), tgt.marked(begin=False)
+        src_tokens, tgt_tokens = len(src.ids), len(tgt_out.ids)
+        return Batch(src.padded(), tgt_in.padded(), tgt_out.padded(), src_tokens, tgt_tokens)
 
     def count_tokens(self, indices: Indices) -> TokenCounts:
         """Counts the tokens of the batch of the given pairs."""
-        return TokenCounts(self.src.count_tokens(indices), self.tgt.count_tokens(indices))
+        src_tokens, tgt_tokens = (int(side[indices].sum()) for side in self.lengths)
+        return TokenCounts(src_tokens, tgt_tokens)
 
 
 def encode_pairs(

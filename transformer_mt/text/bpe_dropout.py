@@ -22,12 +22,10 @@ class _Lookup:
     """A read-only dictionary of non-negative integers that looks up whole arrays."""
 
     def __init__(self, entries: dict[int, int]) -> None:
-        keys = np.fromiter(entries.keys(), np.int64, len(entries))
-        values = np.fromiter(entries.values(), np.int32, len(entries))
-        order = np.argsort(keys)
-        # A sentinel, which no key equals; it is found for keys above all others.
-        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
-        self._values = np.append(values[order], np.int32(NO_PIECE))
+        # The last key is a sentinel, which none equals; it is found for keys above all others.
+        rows = [*sorted(entries.items()), (np.iinfo(np.int64).max, NO_PIECE)]
+        self._keys, values = np.array(rows, np.int64).T.copy()
+        self._values = values.astype(np.int32)
 
     def __getitem__(self, keys: Integers) -> PieceIds:
         """Gives the value of each key, and NO_PIECE for a key that is missing."""

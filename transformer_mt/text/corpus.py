@@ -55,7 +55,7 @@ class RawPairs:
 
     def digest(self) -> str:
         """Computes a digest of the text, in hexadecimal."""
-        return _digest_strings(chain(self.src, self.tgt))
+        return digest_strings(chain(self.src, self.tgt))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CorpusSplit:
     def digest(self) -> str:
         """Computes a digest that identifies the content, but not the weights."""
         digests = [part.digest() for part in self.parts]
-        return digests[0] if len(digests) == 1 else _digest_strings(digests)
+        return digests[0] if len(digests) == 1 else digest_strings(digests)
 
 
 def open_split(config: DataConfig, split: Splits) -> CorpusSplit:
@@ -325,13 +325,13 @@ def _open_hub(config: DataConfig, split: str) -> CorpusPart:
     return CorpusPart(
         lambda: read_pairs(load(), config),
         # The client stores each revision of a corpus under a different name.
-        lambda: _digest_strings(file["filename"] for file in load().cache_files),
+        lambda: digest_strings(file["filename"] for file in load().cache_files),
     )
 
 
 def _digest_files(paths: Iterable[Path], columns: Columns) -> str:
     """Computes a digest of the names and contents of files, and of the columns that are read."""
-    return _digest_strings(chain(map(_digest_file, paths), map(repr, columns.items())))
+    return digest_strings(chain(map(_digest_file, paths), map(repr, columns.items())))
 
 
 def _digest_file(path: Path) -> str:
@@ -339,5 +339,6 @@ def _digest_file(path: Path) -> str:
         return f"{path.name} {sha256(path)}"
 
 
-def _digest_strings(strings: Iterable[str]) -> str:
+def digest_strings(strings: Iterable[str]) -> str:
+    """Computes the SHA-256 digest of strings joined by newlines, in hexadecimal."""
     return hashlib.sha256("\n".join(strings).encode()).hexdigest()

@@ -1,9 +1,7 @@
 """What is counted while a corpus is prepared; reading it again needs no PyTorch."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-from pydantic import ConfigDict
+from typing import Literal
 
 from transformer_mt.text.splitting import SourceStatistics
 
@@ -25,8 +23,6 @@ class CorpusReport:
         sources: What the source lines look like.
         dtype: Type of the stored ids.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     pairs: int
     kept: int

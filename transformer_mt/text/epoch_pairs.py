@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
@@ -19,7 +18,7 @@ from transformer_mt.system.launcher import cpus_of_process
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout, Integers
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.text.vocabulary import WORD_MARK, PieceTable
+from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
 
 _PAIRS_PER_BLOCK = 20_000
 _CHARACTERS_AT_ONCE = 200_000
@@ -45,14 +44,14 @@ class LineSampler:
         ConfigError: If the vocabulary is not one of BPE.
     """
 
-    def __init__(self, pieces: PieceTable, rate: float) -> None:
-        if pieces.kind != "bpe":
+    def __init__(self, model: SentencePieceModel, rate: float) -> None:
+        if model.kind != "bpe":
             raise ConfigError(
                 f"vocab.sampling = {rate:g}: this vocabulary is not of kind bpe, which BPE-dropout"
                 " needs; use another one, or 0"
             )
-        self._segment = BPEDropout(pieces, rate).segment
-        ids = pieces.ids
+        pieces = model.table()
+        self._segment, ids = BPEDropout(pieces, rate).segment, pieces.ids
         # The characters of each piece, as ids; none if one is not a piece.
         self._characters = flatten(
             [[ids[c] for c in text] if all(c in ids for c in text) else [] for text in pieces.texts]
@@ -93,14 +92,13 @@ class EpochPairs:
         corpus: The prepared pairs, whose segmentations all epochs use if `vocab.sampling` is 0.
         config: How to sample segmentations, the seed, and the epochs with reversed pairs. A pair
             that would be longer than `data.max_length` keeps its segmentation.
-        beside_gpu: Whether the process trains on a GPU, so that its CPUs are idle.
 
     Raises:
         ConfigError: If segmentations are to be sampled from a vocabulary that is not one of BPE, or
             pairs with symbols reversed.
     """
 
-    def __init__(self, corpus: PreparedCorpus, config: Config, beside_gpu: bool = False) -> None:
+    def __init__(self, corpus: PreparedCorpus, config: Config) -> None:
         self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
         self._max_length, self._seed = config.data.max_length, config.train.seed
         self._bidirectional_epochs = config.train.bidirectional_epochs
@@ -111,13 +109,11 @@ class EpochPairs:
                 " targets, where they are never written; leave out one of these keys"
             )
         if rate := config.vocab.sampling:
-            src = LineSampler(corpus.vocab.src.table(), rate)
+            src = LineSampler(corpus.vocab.src, rate)
             shared = corpus.vocab.shared
-            self._samplers = [src, src if shared else LineSampler(corpus.vocab.tgt.table(), rate)]
-        # NumPy mostly runs without Python's lock.
-        # For a process of torchrun, PyTorch has one thread by default, whatever the machine has.
-        count = cpus_of_process() if beside_gpu else torch.get_num_threads()
-        count = min(count, _MAX_THREADS)
+            self._samplers = [src, src if shared else LineSampler(corpus.vocab.tgt, rate)]
+        # NumPy mostly runs without Python's lock; PyTorch's threads take turns with these.
+        count = min(cpus_of_process(), _MAX_THREADS)
         self._threads = ThreadPoolExecutor(count, initializer=_lower_priority)
         self._blocks: dict[int, list[Future[EncodedPairs]]] = {}  # of the epoch started last
 

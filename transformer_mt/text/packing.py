@@ -4,14 +4,15 @@ Shapes: N capacity of a pack, Q = N / `BLOCK` blocks of tokens.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from transformer_mt.text.batching import EncodedLines, EncodedPairs, Indices, Lengths
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.text.batching import EncodedPairs, Ids, Indices, Lengths
+from transformer_mt.text.vocabulary import PAD_ID
 
 BLOCK = 128
 """Tokens of a block: attention skips blocks of keys that no query of a block may attend to."""
@@ -85,45 +86,32 @@ def pack_pairs(pairs: EncodedPairs, indices: Indices, capacity: int) -> Pack:
         indices: Positions of pairs in it, which have fewer than `capacity` tokens a side.
         capacity: N, a multiple of `BLOCK`.
     """
-    src, tgt = pairs.src.take(indices), pairs.tgt.take(indices)
-    src_lengths, tgt_lengths = src.counts + 1, tgt.counts + 1
-    ids = (_row(src, capacity, False), _row(tgt, capacity, True), _row(tgt, capacity, False))
-    src_places, tgt_places = _places(src_lengths, capacity), _places(tgt_lengths, capacity)
+    src, tgt = pairs.src.take(indices).marked(begin=False), pairs.tgt.take(indices)
+    tgt_in, tgt_out = tgt.marked(begin=True), tgt.marked(begin=False)
+    sides, src_lengths, tgt_lengths = (src, tgt_out), src.counts, tgt_out.counts
     key_blocks = (
         _key_blocks(src_lengths, src_lengths, capacity, causal=False),
         _key_blocks(tgt_lengths, tgt_lengths, capacity, causal=True),
         _key_blocks(tgt_lengths, src_lengths, capacity, causal=False),
     )
+    starts = [np.repeat(side.offsets[:-1], side.counts) for side in sides]
+    segments = [np.repeat(np.arange(len(side)), side.counts) for side in sides]
     return Pack(
-        ids=torch.from_numpy(np.stack(ids)),
-        positions=torch.from_numpy(np.stack((src_places[0], tgt_places[0]))),
-        segments=torch.from_numpy(np.stack((src_places[1], tgt_places[1]))),
+        ids=_rows([src.ids, tgt_in.ids, tgt_out.ids], PAD_ID, capacity),
+        positions=_rows([np.arange(len(each)) - each for each in starts], 0, capacity),
+        segments=_rows(segments, -1, capacity),
         key_blocks=torch.from_numpy(np.stack(key_blocks)),
-        src_tokens=int(src_lengths.sum()),
-        tgt_tokens=int(tgt_lengths.sum()),
+        src_tokens=len(src.ids),
+        tgt_tokens=len(tgt_out.ids),
     )
 
 
-def _row(lines: EncodedLines, capacity: int, begin: bool) -> npt.NDArray[np.int32]:
-    """Puts lines one behind the other, each with BOS before it or with EOS after it, (N,)."""
-    lengths = lines.counts + 1
-    ends = np.cumsum(lengths)
-    marks = ends - lengths if begin else ends - 1
-    row = np.full(capacity, PAD_ID, np.int32)
-    is_piece = np.arange(capacity) < ends[-1]
-    is_piece[marks] = False
-    row[is_piece] = lines.ids
-    row[marks] = BOS_ID if begin else EOS_ID
-    return row
-
-
-def _places(lengths: Lengths, capacity: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Gives the position in its sentence and the sentence, -1 for padding, of each token, (N,)."""
-    total = int(lengths.sum())
-    positions, segments = np.zeros(capacity, np.int32), np.full(capacity, -1, np.int32)
-    positions[:total] = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    segments[:total] = np.repeat(np.arange(len(lengths)), lengths)
-    return positions, segments
+def _rows(rows: Sequence[Ids | Lengths], padding: int, capacity: int) -> torch.Tensor:
+    """Puts values into rows that are padded at the end, (..., N), int32."""
+    padded = np.full((len(rows), capacity), padding, np.int32)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return torch.from_numpy(padded)
 
 
 def _key_blocks(
@@ -141,8 +129,7 @@ def _key_blocks(
     last_segment = np.searchsorted(query_ends, last_query, "right")
     key_starts = np.append(key_ends - key_lengths, key_ends[-1])
     last_keys = np.append(key_ends - 1, key_ends[-1])
+    last_key = last_keys[last_segment]
     if causal:
-        last_key = np.minimum(last_keys[last_segment], last_query)
-    else:
-        last_key = last_keys[last_segment]
+        last_key = np.minimum(last_key, last_query)
     return np.stack((key_starts[first_segment], last_key), axis=1).astype(np.int32) // BLOCK

@@ -16,14 +16,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress, groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config, DataConfig
@@ -50,9 +49,6 @@ _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once."""
 _MANY_UNKNOWN = 0.01
 """Share of unknown and byte pieces of a side above which there is a warning."""
-
-
-_REPORT = TypeAdapter(CorpusReport)
 
 
 @dataclass(frozen=True)
@@ -207,7 +203,7 @@ def _read_verified(path: Path) -> tuple[CorpusReport, str]:
     """
     try:
         digests = verify_manifest(path)
-        report: CorpusReport = read_json(path / REPORT, _REPORT)
+        report: CorpusReport = read_json(path / REPORT, CorpusReport)
     except CheckpointError as error:
         raise DataError(
             f"{path}: damaged ({error}); delete this folder to have it made again"
@@ -245,7 +241,7 @@ def _write_prepared(
                 f"data.path = {config.data.path}: the text changed while it was being prepared; run"
                 " the command again"
             )
-        (folder / REPORT).write_bytes(canonical_json(asdict(report)))
+        (folder / REPORT).write_bytes(canonical_json(report))
         write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
 
 

@@ -11,11 +11,10 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from importlib import resources
 from itertools import chain, takewhile
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
@@ -71,8 +70,6 @@ class SourceStatistics:
             version made the checkpoint.
         lines: Number of lines; 0 likewise.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     longest: int
     percentile: int

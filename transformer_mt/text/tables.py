@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from transformer_mt.errors import ConfigError, DataError
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _decode_at = json.JSONDecoder().raw_decode
 _dump = partial(json.dumps, ensure_ascii=False)
+_NUMBER = re.compile("[1-9][0-9]*")
 _OBJECT = re.compile(r"\s*\{")
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*')
 
@@ -57,17 +57,15 @@ class DelimitedTable:
 
     def __init__(self, name: str, is_csv: bool, column: str, output_column: str) -> None:
         self._name, self._is_csv, self._delimiter = name, is_csv, "" if is_csv else "\t"
-        self._columns, self._width = (column, output_column), 0
-        self._source, self._target = (
-            int(name) - 1 if re.fullmatch("[1-9][0-9]*", name) else sys.maxsize
-            for name in self._columns
-        )
-        self._has_names = self._source == sys.maxsize
-        if not self._has_names and not re.fullmatch("[1-9][0-9]*", output_column):
-            raise ConfigError(
-                f"{name}: --column {column} is a number, so --output-column must be one from 1,"
-                f" not {output_column}"
-            )
+        self._columns, self._width, self._source, self._target = (column, output_column), 0, 0, 0
+        self._has_names = not _NUMBER.fullmatch(column)
+        if not self._has_names:
+            if not _NUMBER.fullmatch(output_column):
+                raise ConfigError(
+                    f"{name}: --column {column} is a number, so --output-column must be one from 1,"
+                    f" not {output_column}"
+                )
+            self._source, self._target = int(column) - 1, int(output_column) - 1
 
     def find(self, text: str, place: int) -> Cell:
         """Finds the cell of the row that begins at a place; that of names or no cells is empty.

@@ -1,6 +1,5 @@
 """Test sets: a split of the corpus, files, or one of sacreBLEU's own sets."""
 
-import hashlib
 import logging
 import re
 import tarfile
@@ -19,7 +18,13 @@ from transformer_mt.config.splits import Splits
 from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system.outputs import Output, resolve_inputs
 from transformer_mt.system.streams import require_input
-from transformer_mt.text.corpus import load_split, open_split, read_lines, read_source_lines
+from transformer_mt.text.corpus import (
+    digest_strings,
+    load_split,
+    open_split,
+    read_lines,
+    read_source_lines,
+)
 from transformer_mt.text.data_files import data_suffix, read_data_file
 from transformer_mt.text.trained_here import readable_corpus
 
@@ -82,7 +87,6 @@ def load_test_set(
 def _load_split(data: DataConfig, split: str, save: Output | None) -> EvaluationSet:
     """Loads a split of the corpus, which a translation that is saved must not replace."""
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
-    configured["validation"] = data.valid
     chosen = configured.get(split, split)
     if Path(split).is_absolute():
         data = data.model_copy(update={"path": str(Path(split).parent)})
@@ -118,7 +122,7 @@ def _load_files(
     if not texts[0]:
         raise DataError(f"{paths[0]}: contains no lines")
     sources = texts.pop(0) if src else None
-    digest = hashlib.sha256("\n".join(chain.from_iterable(texts)).encode()).hexdigest()
+    digest = digest_strings(chain.from_iterable(texts))
     # Other files may have the same names.
     name = f"{', '.join(ref.name for ref in refs)} ({digest[:8]})"
     return EvaluationSet(name.encode(errors="replace").decode(), sources, texts)

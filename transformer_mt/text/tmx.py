@@ -67,20 +67,17 @@ def _warn_once(message: str) -> None:
 
 def _read_units(path: Path) -> Iterator[dict[str, str]]:
     """Yields the segments of each unit by language."""
-    parents = list[Element]()
+    body = Element("body")
     try:
         with open_input(path) as stream:
             blocks = read_blocks(stream, path)
             source = SimpleNamespace(read=lambda _: next(blocks, b""))
             for event, element in iterparse(source, ("start", "end")):
-                if event == "start":
-                    parents.append(element)
-                    continue
-                parents.pop()
-                if _name(element) == "tu":
+                if event == "start" and _name(element) == "body":
+                    body = element
+                elif event == "end" and _name(element) == "tu":
                     yield _segments(element)
-                    if parents:
-                        parents[-1].remove(element)  # else the tree would fill the memory
+                    body.clear()  # else the tree would fill the memory
     except ParseError as error:
         text, _, _ = str(error).rpartition(": line ")
         raise DataError(f"{path}, line {error.position[0]}: not XML ({text})") from None

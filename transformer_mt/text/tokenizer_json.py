@@ -56,7 +56,7 @@ def tokenizer_json(model: SentencePieceModel, symbols: list[str]) -> dict[str, A
 def _check(
     model: SentencePieceModel, names: list[str], table: PieceTable, symbols: list[str]
 ) -> None:
-    if table.kind != "bpe":
+    if model.kind != "bpe":
         raise ConfigError(
             f"vocab.kind = {model.kind}: only bpe gives the same ids in transformers; export for"
             " CTranslate2"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -183,17 +184,22 @@ class SentencePieceModel:
 
     def fold(self, text: str) -> str:
         """Normalises text as `data.normalize` says, and folds white space."""
-        return fold_whitespace(normalize_text(text, self.form))
+        return " ".join(normalize_text(text, self.form).split())
 
     def normalize(self, text: str) -> str:
         """Normalises text as SentencePiece does before it looks for pieces."""
         return str(self._processor.normalize(text))
 
-    @property
+    @cached_property
     def kind(self) -> str:
-        """The kind of the model: `bpe`, `unigram`, `word` or `char`."""
-        table = self.table()
-        return table.kind or ("word" if any(len(text) > 1 for text in table.texts) else "char")
+        """The kind of the model: `bpe`, `unigram`, `word` or `char`; told by what it can do."""
+        with suppress(RuntimeError):
+            self._processor.nbest_encode("a", nbest_size=1)
+            return "unigram"
+        with suppress(RuntimeError):
+            self._processor.encode("a", enable_sampling=True, alpha=1.0)
+            return "bpe"
+        return "word" if any(len(text) > 1 for text in self.table().texts) else "char"
 
     def unknown_ids(self) -> list[int]:
         """Lists the ids that stand for a character that is no piece: `UNK_ID`, and single bytes."""
@@ -209,26 +215,7 @@ class SentencePieceModel:
             is_text &= ~np.array(getattr(processor, is_other)(ids))
         is_text[: EOS_ID + 1] = False
         texts = [piece if text else "" for piece, text in zip(self._pieces, is_text, strict=True)]
-        return PieceTable(self._subword_kind(), texts, np.where(is_text, scores, 0.0))
-
-    def _subword_kind(self) -> str | None:
-        """Infers the kind of the model from the operations that SentencePiece supports for it."""
-        with suppress(RuntimeError):
-            self._processor.nbest_encode("a", nbest_size=1)
-            return "unigram"
-        with suppress(RuntimeError):
-            self._processor.encode("a", enable_sampling=True, alpha=1.0)
-            return "bpe"
-        return None
-
-
-def fold_whitespace(text: str) -> str:
-    """Replaces every run of white space of any kind by one space, and trims the ends."""
-    # Of all white space only the space is printable. Most lines take this path, in a third of the
-    # time.
-    if text.isprintable() and "  " not in text and text == text.strip():
-        return text
-    return " ".join(text.split())
+        return PieceTable(texts, np.where(is_text, scores, 0.0))
 
 
 @dataclass(frozen=True)
@@ -243,7 +230,6 @@ class PieceTable:
         scores: SentencePiece's scores, float64, (V,).
     """
 
-    kind: str | None
     texts: list[str]
     scores: npt.NDArray[np.float64]
 

@@ -3,6 +3,7 @@
 import logging
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,15 +59,17 @@ def _environment(trainer: Trainer) -> dict[str, str]:
     return {**numeric_environment(fitter), "cut of a step": fitter.describe(trainer.progress)}
 
 
-def describe_run(trainer: Trainer, at_end: bool = False) -> None:
+def describe_run(trainer: Trainer) -> None:
     """Writes run.json when a run is started, resumed, or has reached one of its limits.
 
     Before it is trained, also config.toml, and source.diff if the program has uncommitted changes.
     If nothing is left to train, what the run was trained with stays recorded. Logs a warning if
     that fails.
     """
-    if trainer.is_finished and not at_end and _is_described(trainer.run_dir):
-        return
+    with suppress(CheckpointError):  # whoever read the checkpoint has warned
+        before = read_description(trainer.run_dir)
+        if before and before.complete and trainer.is_finished:
+            return
     corpus, progress, vocab = trainer.corpus, trainer.progress, trainer.corpus.vocab
     sides = zip(("src", "tgt"), corpus.pairs.lengths, strict=True)
     initial = None
@@ -87,21 +90,12 @@ def describe_run(trainer: Trainer, at_end: bool = False) -> None:
     )
     try:
         write_description(trainer.run_dir, description)
-        if not at_end:
-            _write_config(trainer.run_dir / RUN_CONFIG, trainer.config)
         if not trainer.is_finished:
+            _write_config(trainer.run_dir / RUN_CONFIG, trainer.config)
             _write_diff(trainer.run_dir / RUN_DIFF)
     except OSError as error:
         path = error.filename2 or error.filename
         logger.warning("%s: cannot be written: %s", path, error.strerror)
-
-
-def _is_described(run_dir: Path) -> bool:
-    """Tells whether there is a sound run.json; whoever read the checkpoint has warned if not."""
-    try:
-        return read_description(run_dir) is not None
-    except CheckpointError:
-        return False
 
 
 def _write_config(path: Path, config: Config) -> None:

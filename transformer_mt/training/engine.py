@@ -35,8 +35,6 @@ from transformer_mt.training.packed_step import PackedStep
 from transformer_mt.training.run_log import LogWindow
 
 MicroBatch = Batch | Pack | TokenCounts
-_LossesAndGradients = tuple[Tensor, tuple[Tensor, ...]]
-"""The label-smoothed loss and the NLL, (2,), and the gradients of the parameters."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ class Engine:
 
         def compute(
             seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
-        ) -> _LossesAndGradients:
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
             seed, batch = seeded
             # Each thread has an autocast of its own.
             with self._autocast(), seeded_dropout(self.device, seed):

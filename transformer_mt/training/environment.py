@@ -15,7 +15,7 @@ from transformer_mt.config.section import OnChange
 from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.fit import StepFitter
-from transformer_mt.version import __version__, source_digests, source_state
+from transformer_mt.version import SOURCE_PACKAGES, __version__, source_digest, source_state
 
 COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
@@ -25,7 +25,8 @@ _RECORDED = frozenset(("train.device", "train.compile"))
 """Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""
 # NumPy's random numbers order the pairs; by sacreBLEU's scores the best checkpoint is chosen.
 _LIBRARIES = torch, numpy, sentencepiece, sacrebleu
-_SOURCES = source_digests()  # read while the code itself is being imported
+# Read while the code itself is being imported.
+_SOURCES = {f"source of {name}/": source_digest(name) for name in SOURCE_PACKAGES}
 # By these, libraries choose among kernels that round differently. What PyTorch itself has chosen,
 # by ATEN_CPU_CAPABILITY, is in the CPU features.
 _VARIABLES = re.compile(

@@ -26,23 +26,25 @@ def label_smoothed_loss(
     vocabulary, that token included (some implementations exclude it or the padding).
 
     Args:
-        logits: Logits, (B, T, V).
-        targets: Token ids, (B, T); positions holding `pad_id` do not count.
+        logits: Logits, (..., V).
+        targets: Token ids, (...); positions holding `pad_id` do not count.
         label_smoothing: Probability mass that is spread.
         pad_id: Id of padding.
 
     Returns:
-        Two sums in nats: the label-smoothed loss and the negative log-likelihood (NLL).
+        Two sums in nats: the label-smoothed loss, and the negative log-likelihood (NLL), which
+        cannot be differentiated.
 
     Reference:
         Attention Is All You Need, section 5.4; Szegedy et al. 2016, Rethinking the Inception
         Architecture for Computer Vision, section 7.
     """
-    log_probabilities = logits.float().log_softmax(-1)  # (B, T, V)
-    nlls = -log_probabilities.gather(-1, targets[..., None])[..., 0]  # (B, T)
-    losses = (1 - label_smoothing) * nlls - label_smoothing * log_probabilities.mean(-1)  # (B, T)
-    is_token = targets != pad_id
-    return losses[is_token].sum(), nlls[is_token].sum()
+    rows, ids = logits.flatten(0, -2).float(), targets.flatten()  # (N, V), (N,)
+    loss = F.cross_entropy(
+        rows, ids, ignore_index=pad_id, reduction="sum", label_smoothing=label_smoothing
+    )
+    nll = F.cross_entropy(rows.detach(), ids, ignore_index=pad_id, reduction="sum")
+    return loss, nll
 
 
 def projected_loss(

@@ -17,6 +17,7 @@ from transformer_mt.system.device import DTYPES
 from transformer_mt.system.private_torch import add_all_
 from transformer_mt.text.packing import BLOCK, Pack
 from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.training.loss import label_smoothed_loss
 
 _WARM_UPS = 2
 """Runs before the capture: the first compiles, and libraries allocate what they keep."""
@@ -114,16 +115,5 @@ class PackedStep:
             memory = model.encode(src[None], encoder_mask, src_encodings)  # (1, N, D)
             output = model.decode(tgt_in[None], memory, cross_mask, tgt_encodings, decoder_mask)
             logits = model.logits(output)[0]  # (N, V)
-        # The compiler fuses each into one pass over the logits, and their gradient into another.
-        targets = tgt_out.long()
-        loss = F.cross_entropy(
-            logits.float(),
-            targets,
-            ignore_index=PAD_ID,
-            reduction="sum",
-            label_smoothing=self._label_smoothing,
-        )
-        nll = F.cross_entropy(
-            logits.detach().float(), targets, ignore_index=PAD_ID, reduction="sum"
-        )
-        return loss, nll
+        # The compiler fuses each sum into one pass over the logits, its gradient into another.
+        return label_smoothed_loss(logits, tgt_out.long(), self._label_smoothing, PAD_ID)

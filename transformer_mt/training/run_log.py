@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,10 +21,6 @@ from transformer_mt.system.files import atomic_file, is_at, open_no_link, parse_
 
 logger = logging.getLogger(__name__)
 
-FIELDS: dict[str, int | None] = {"loss": 6, "nll": 6, "perplexity": 4, "bleu": 4, "chrf": 4}
-FIELDS |= {"lr": None, "tokens_per_second": 1, "mfu": 4, "grad_norm": 6, "skipped": None}
-"""Names of the values in metrics.jsonl and their decimal places; None keeps all. Those of the
-moving average have `ema_` before them, those of the old text `old_`. See docs/training.md."""
 _WAITING_BYTES = 2**24
 """How much of a log waits in memory while its disk is full."""
 
@@ -77,7 +72,7 @@ class RunLog(logging.Handler):
         is_own: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(logging.INFO)
-        self._is_own = is_own
+        self.is_own = is_own
         self.setFormatter(MessageFormatter())
         self._disk_is_full, self._level_before = False, PACKAGE_LOGGER.level
         path = run_dir / METRICS
@@ -128,10 +123,10 @@ class RunLog(logging.Handler):
     ) -> None:
         """Adds a line of kind `train` or `valid` to metrics.jsonl, after `seconds` of training.
 
-        The names are those of `FIELDS`; values that JSON cannot express become null.
+        The names are in docs/training.md; values that JSON cannot express become null.
         """
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
-        values = {k: _round(v, FIELDS[re.sub("^(old_|ema_)+", "", k)]) for k, v in metrics.items()}
+        values = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
         if board := self._boards.get(kind):
@@ -152,7 +147,7 @@ class RunLog(logging.Handler):
         """
         try:
             file.write(text)
-            if not is_at(Path(file.name), file) and self._is_own():
+            if not is_at(Path(file.name), file) and self.is_own():
                 with open(file.name, "a", opener=open_no_link) as new:
                     os.dup2(new.fileno(), file.fileno(), inheritable=False)
                 logger.warning("%s: was moved, deleted or replaced; lines go on here", file.name)
@@ -161,12 +156,6 @@ class RunLog(logging.Handler):
             if not self._disk_is_full:
                 self._disk_is_full = True
                 logger.warning("%s: %s; training continues", file.name, error.strerror)
-
-
-def _round(value: float, digits: int | None) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return value if digits is None else round(value, digits)
 
 
 def _remove_later_metrics(path: Path, progress: Progress) -> None:

@@ -4,7 +4,7 @@ import logging
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -71,15 +71,11 @@ class Trainer:
         self.run_dir, self.corpus, self.valid, self.pairs = run_dir, corpus, valid, corpus.pairs
         self.fitter, self.engine, self.progress = fitter, fitter.engine, progress
         self.config, self._processes = self.engine.config, self.engine.processes
-        on_gpu = self.engine.device.type == "cuda"
-        self._epoch_pairs = EpochPairs(corpus, self.config, beside_gpu=on_gpu)
-        self._validator = Validator(self.engine, valid, corpus)
-        if old_text:
-            self._validator.of_old_text = Validator(self.engine, old_text, corpus)
+        self._epoch_pairs = EpochPairs(corpus, self.config)
+        self._validator = Validator(self.engine, valid, corpus, old_text)
         self._saver = CheckpointSaver(run_dir, fitter, corpus, progress if is_saved else None)
         self._stop, self._peak_flops = StopRequest(), math.nan
         self._log: RunLog | None = None
-        self._is_own: Callable[[], bool] = lambda: True
         # What all processes agree on: a signal's number or 0, and the training time.
         self._signum, self._agreed_seconds = 0, progress.seconds
         self._saved_at = time.monotonic()
@@ -98,16 +94,12 @@ class Trainer:
         """Whether a limit is reached, and the weights are validated and saved."""
         return bool(self._reached_limit() and self._is_validated and self._saver.saved)
 
-    def run(self, log: RunLog | None, is_own: Callable[[], bool] = lambda: True) -> None:
+    def run(self, log: RunLog | None) -> None:
         """Trains until a limit is reached, then validates and saves; raises as `run.train`.
 
         SIGINT and SIGTERM are caught during training. Only the main process has a log.
-
-        Args:
-            log: The log files.
-            is_own: Tells whether the run directory still is the one that was locked.
         """
-        self._log, self._is_own = log, is_own
+        self._log = log
         run = shlex.quote(str(self.run_dir))
         following = f"next: transformer-mt evaluate {run}, or transformer-mt translate {run} < FILE"
         with (
@@ -302,7 +294,7 @@ class Trainer:
         with self._untimed():
             self._saver.wait()
             if self.progress != self._saver.saved:
-                if not self._is_own():
+                if self._log and not self._log.is_own():
                     raise CheckpointError(
                         f"{self.run_dir}: the directory or its .lock was deleted, moved or"
                         " replaced, so training ends; a moved run can be resumed at its new place"

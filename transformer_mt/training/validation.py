@@ -62,9 +62,22 @@ class Validation:
 
 
 class Validator:
-    """Scores the model of an engine on raw validation text, and reports the scores."""
+    """Scores the model of an engine on raw validation text, and reports the scores.
 
-    def __init__(self, engine: Engine, pairs: RawPairs, corpus: PreparedCorpus) -> None:
+    Args:
+        engine: The engine.
+        pairs: The text.
+        corpus: What the model is trained on.
+        old_text: Is scored, too: validation text of the run that training started from.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        pairs: RawPairs,
+        corpus: PreparedCorpus,
+        old_text: RawPairs | None = None,
+    ) -> None:
         self._engine, self._pairs, vocab = engine, pairs, corpus.vocab
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         self._has_compared = False
@@ -77,7 +90,7 @@ class Validator:
         runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(symbols))
         self._shared = SharedRuntime(runtime, engine.processes)
         self._translator = Translator(self._shared, vocab, splitter, _SEARCH)
-        self.of_old_text: Validator | None = None
+        self._of_old_text = Validator(engine, old_text, corpus) if old_text else None
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights, and their moving average if there is one.
@@ -98,8 +111,8 @@ class Validator:
             metrics = {f"ema_{name}": value for name, value in average.metrics.items()}
             score = average.score if math.isfinite(result.score) else result.score
             result = replace(average, metrics=result.metrics | metrics, score=score)
-        if self.of_old_text:
-            old = self.of_old_text.validate(advance).metrics.items()
+        if self._of_old_text:
+            old = self._of_old_text.validate(advance).metrics.items()
             result = replace(result, metrics=result.metrics | {f"old_{k}": v for k, v in old})
         return result
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.launcher import cpus_of_process
+from transformer_mt.system.launcher import cpus_of_process, is_launched, read_number
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
 from transformer_mt.translation.options import CTRANSLATE2_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source, length_penalty
@@ -74,7 +74,7 @@ class CTranslate2Runtime:
             # CTranslate2 would compute int16 in int8, with a warning that --quiet does not stop.
             compute_type = "float32"
             logger.info(f"{model.path}: this CPU does not support {stored}; computing in float32")
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's, for a GPU each
+        local_rank = read_number("LOCAL_RANK") if is_launched() else 0  # torchrun's, for a GPU each
         try:
             self._translator = ctranslate2.Translator(
                 str(model.path),
@@ -86,10 +86,6 @@ class CTranslate2Runtime:
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{model.path}: CTranslate2 cannot load it: {error}") from None
-
-    def describe(self) -> str:
-        """Gives the type of the weights and the device."""
-        return f"{self.precision} on {self.device_type}"
 
     def decode(
         self, batches: Iterable[Sequence[Source]], options: SearchOptions

@@ -1,7 +1,6 @@
 """A checkpoint as a CTranslate2 model, for translation without PyTorch."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,11 +64,8 @@ def write_ctranslate2(
         raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     spec = _build_spec(checkpoint, model, positions)
     spec.validate()
-    with TemporaryDirectory(dir=folder) as scratch:  # before the weights are rounded
-        spec.save(scratch)
-        require_same_scores(
-            checkpoint, model, score_with_ctranslate2(Path(scratch), checkpoint.vocab)
-        )
+    spec.save(str(folder))  # to compare before the weights are rounded
+    require_same_scores(checkpoint, model, score_with_ctranslate2(folder, checkpoint.vocab))
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
     vocab_files = checkpoint.vocab.save(folder)

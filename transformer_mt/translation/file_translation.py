@@ -117,7 +117,8 @@ def _translate_chunks(
     if reader.is_pipe:
         # Its writer may wait for an answer before it writes the next chunk.
         for texts in read_texts():
-            yield taken.popleft(), translator.n_best(texts, progress.update, first_line)
+            [translations] = translator.translate_chunks([texts], progress.update, first_line)
+            yield taken.popleft(), translations
             first_line += len(texts)
     else:
         translated = translator.translate_chunks(read_texts(), progress.update, first_line)

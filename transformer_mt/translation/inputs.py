@@ -154,20 +154,19 @@ def _walk(
         summary.fail(error.filename, DataError(f"{error.filename}: {error.strerror}"))
 
     for folder, folders, files in os.walk(root, onerror=report):
-        names = set(files)
         for name in sorted(folders + files):
             path = Path(folder, name)
             if name.startswith("."):
                 summary.hidden += 1
             elif path.is_symlink() and not os.path.isfile(path):  # to a folder, or to nothing
                 summary.links += 1
-            elif name in names and not os.path.isfile(path):  # a named pipe
-                summary.not_text += 1
-            elif name in names and record.names(path):
+            elif os.path.isdir(path) or record.names(path):
                 continue
-            elif name in names and _without_format(path).endswith(f".{tgt_lang}"):
+            elif not os.path.isfile(path):  # a named pipe
+                summary.not_text += 1
+            elif _without_format(path).endswith(f".{tgt_lang}"):
                 summary.in_target_language += 1
-            elif name in names:
+            else:
                 yield _NamedInput(path, path.relative_to(root), skips_binary=True)
         visible = (name for name in folders if not name.startswith("."))
         folders[:] = sorted(name for name in visible if not record.is_folder(Path(folder, name)))

@@ -5,26 +5,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transformer_mt.errors import ConfigError, DataError, OutputError
-from transformer_mt.system.launcher import require_single_process
+from transformer_mt.system.launcher import attempt, require_single_process
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.formats import choose_format
-from transformer_mt.translation.inputs import plan_folder, plan_single
+from transformer_mt.translation.inputs import FilePair, plan_folder, plan_single
 from transformer_mt.translation.options import FileOptions, InputOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
-from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
+from transformer_mt.translation.sharing import LoadModels, share_work
 from transformer_mt.translation.small_files import SmallFiles
 from transformer_mt.translation.summary import Summary, check_summary, written_summary
-from transformer_mt.translation.translation_model import TranslationModel, find_models
+from transformer_mt.translation.translation_model import SavedModels, TranslationModel, find_models
 from transformer_mt.translation.translator import Translator
-
-if TYPE_CHECKING:
-    from transformer_mt.translation.translation_model import SavedModels
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +37,7 @@ class _Job:
         summary: Takes what becomes of the files.
     """
 
-    models: "SavedModels"
+    models: SavedModels
     files: FileOptions
     options: TranslateOptions
     load: LoadModels
@@ -49,21 +45,28 @@ class _Job:
 
     def translate_single(self) -> None:
         """Translates a file or stdin."""
-        pair = plan_single(self.files)
+        try:
+            self._translate_pair(plan_single(self.files))
+        except (DataError, OutputError) as error:
+            named = [str(path) for path in self.files.inputs if str(path) != "-"]
+            self.summary.add_failure(named[0] if named else "stdin", error)
+            raise
+
+    def _translate_pair(self, pair: FilePair) -> None:
         # Here wrong options are noticed before the model is loaded.
         is_table = "columns" in choose_format(pair.input, self.options).fingerprint
         has_columns = self.options.input.column or self.options.input.output_column
         if has_columns and not is_table:
             raise ConfigError(f"{pair.name}: not a table; add --input-format tsv, csv or jsonl")
+        if not pair.is_resumable and attempt() != "0":
+            raise OutputError(
+                f"{pair.output.name}: several machines, and processes that were restarted, cannot"
+                " translate a stream, since it cannot be read again; name files as --input and"
+                " --output"
+            )
         with pair.output.lock():
-            if not pair.is_resumable:
-                require_first_attempt(pair.output.name)
             translator, made_from = self._load_translator()
-            try:
-                self.summary.add_file(translate_file(translator, pair, self.options, made_from))
-            except (DataError, OutputError) as error:
-                self.summary.add_failure(pair.name, error)
-                raise
+            self.summary.add_file(translate_file(translator, pair, self.options, made_from))
 
     def translate_folder(self, folder: Path) -> None:
         """Translates files into a folder; one that cannot be translated does not stop the others.
@@ -79,8 +82,6 @@ class _Job:
             small = SmallFiles(translator, self.options, made_from, record, self.summary)
             for pair in small.translate(pairs):
                 with self.summary.one_file(pair.name), pair.output.lock():
-                    if not pair.is_resumable:
-                        require_first_attempt(pair.output.name)
                     counts = translate_file(translator, pair, self.options, made_from, record)
                     self.summary.add_file(counts)
         self.summary.report()

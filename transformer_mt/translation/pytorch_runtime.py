@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DeviceError
+from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.kernels import pack_weights, packed_weights
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import (
@@ -27,15 +28,12 @@ from transformer_mt.system.device import (
     supports,
     total_memory,
 )
-from transformer_mt.system.worker_threads import WorkerThreads
+from transformer_mt.system.worker_threads import MAX_WORKERS, WorkerThreads
 from transformer_mt.text.batching import Batch, EncodedPairs, Indices, cut_micro_batches, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.translation.options import CPU_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source
 from transformer_mt.translation.search import DecodingState, Sampler, beam_search, greedy
-
-if TYPE_CHECKING:
-    from transformer_mt.model.ensemble import Ensemble
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ class PyTorchRuntime:
 
     chunk_lines = 128, 4096
 
-    def __init__(self, model: "Transformer | Ensemble", never: Sequence[int] = ()) -> None:
+    def __init__(self, model: Transformer | Ensemble, never: Sequence[int] = ()) -> None:
         self.model, self.device_type = model, model.device.type
         self._never = torch.tensor(never, dtype=torch.int64, device=model.device)
         self._has_halved = False
@@ -71,20 +69,13 @@ class PyTorchRuntime:
         if self.device_type == "cuda":
             self.batch_tokens = int(CUDA_BATCH_TOKENS_PER_GB * total_memory(model.device) / 1e9)
             self.chunk_lines = CUDA_CHUNK_LINES
-        self._workers = WorkerThreads()
-
-    def describe(self) -> str:
-        """Gives the number of parameters, the precision and the device."""
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        return f"{parameters / 1e6:.1f} million parameters, {self.precision} on {self.model.device}"
+        self._workers = WorkerThreads(MAX_WORKERS if self.device_type == "cpu" else 1)
 
     def decode(
         self, batches: Iterable[Sequence[Source]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes batches, on a CPU several at once; see `Runtime`."""
-        decode = partial(self._decode_batch, options)
-        on_cpu = self.device_type == "cpu"
-        decoded = self._workers.map(decode, batches) if on_cpu else (decode(b) for b in batches)
+        decoded = self._workers.map(partial(self._decode_batch, options), batches)
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
@@ -97,7 +88,7 @@ class PyTorchRuntime:
         self,
         options: SearchOptions,
         sources: Sequence[Source],
-        raise_if_cancelled: Callable[[], None] = lambda: None,
+        raise_if_cancelled: Callable[[], None],
     ) -> list[list[Hypothesis]]:
         """Decodes a batch, or its halves one by one if memory runs out."""
         try:
@@ -202,16 +193,13 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
         pack_weights(model)  # once, not for each text
     # The members of an ensemble have the same vocabulary, but may name different symbols of it.
     never = {i for each in checkpoints for i in each.vocab.symbol_ids(each.config.vocab.symbols)}
-    if len(models) == 1:
-        return PyTorchRuntime(models[0], sorted(never))
-    from transformer_mt.model.ensemble import Ensemble
-
-    return PyTorchRuntime(Ensemble(models).eval(), sorted(never))
+    joined = models[0] if len(models) == 1 else Ensemble(models).eval()
+    return PyTorchRuntime(joined, sorted(never))
 
 
 @torch.no_grad()
 def log_probabilities(
-    model: "Transformer | Ensemble",
+    model: Transformer | Ensemble,
     pairs: EncodedPairs,
     share: Share = lambda function, items: function(items),
 ) -> list[float]:
@@ -242,7 +230,7 @@ def log_probabilities(
     return [float(value) for value in values]
 
 
-def _sum_tokens(model: "Transformer | Ensemble", batch: Batch) -> Tensor:
+def _sum_tokens(model: Transformer | Ensemble, batch: Batch) -> Tensor:
     """Sums the log-probabilities of the target tokens of B pairs, (B,), float64."""
     members: Any = [model] if isinstance(model, Transformer) else model.models
     of_members = []

@@ -72,9 +72,6 @@ class Runtime(Protocol):
     batch_tokens: int
     chunk_lines: tuple[int, int]
 
-    def describe(self) -> str:
-        """Says in a few words what it is, for people."""
-
     def decode(
         self, batches: Iterable[Sequence[Source]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:

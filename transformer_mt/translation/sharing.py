@@ -10,27 +10,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from transformer_mt.checkpoints.layout import EXPORT
-from transformer_mt.errors import CheckpointError, OutputError
-from transformer_mt.system.launcher import is_launched, may_have_restarted
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.launcher import is_launched
 from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.translation.options import Device, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import Hypothesis, Runtime, Source
 from transformer_mt.translation.translation_model import (
+    SavedModels,
     TranslationModel,
     build_translation_model,
     find_models,
 )
 
-if TYPE_CHECKING:
-    from transformer_mt.translation.translation_model import SavedModels
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-LoadModels = Callable[["SavedModels", LoadOptions], TranslationModel]
+LoadModels = Callable[[SavedModels, LoadOptions], TranslationModel]
 """As `build_translation_model`."""
 
 ROUND_BATCHES = 8
@@ -71,7 +69,7 @@ class SharedRuntime:
         # All must cut the same batches, even if one has less memory.
         self.batch_tokens = processes.min(runtime.batch_tokens)
         self.chunk_lines = runtime.chunk_lines
-        self.describe, self.score = runtime.describe, runtime.score
+        self.score = runtime.score
 
     def decode(
         self, batches: Iterable[Sequence[Source]], options: SearchOptions
@@ -88,11 +86,7 @@ class SharedRuntime:
 
     def decode_round(self, task: _Round) -> list[list[list[Hypothesis]]]:
         """Decodes this process's share of a round; gives the hypotheses of all its batches."""
-
-        def decode(share: Sequence[Sequence[Source]]) -> list[list[list[Hypothesis]]]:
-            return list(self._runtime.decode(share, task.options))
-
-        return self.map(decode, task.batches)
+        return self.map(lambda share: list(self._runtime.decode(share, task.options)), task.batches)
 
     def map(
         self, function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]
@@ -127,15 +121,6 @@ def share_work(paths: Iterable[Path], device: Device) -> Iterator[LoadModels | N
         processes.finish()
 
 
-def require_first_attempt(stream: str) -> None:
-    """Raises OutputError if a process that was lost may have read lines of a stream."""
-    if may_have_restarted():
-        raise OutputError(
-            f"{stream}: several machines, and processes that were restarted, cannot translate a"
-            " stream, since it cannot be read again; name files as --input and --output"
-        )
-
-
 def _device_to_join(paths: Iterable[Path], device: Device) -> str:
     """Gives the type of device whose processes are joined; CTranslate2's exchange no tensors."""
     folders = [path for path in paths if path.is_dir()]
@@ -146,15 +131,13 @@ def _device_to_join(paths: Iterable[Path], device: Device) -> str:
     return choose_device(device).type
 
 
-def _load(processes: Processes, models: "SavedModels", options: LoadOptions) -> TranslationModel:
+def _load(processes: Processes, models: SavedModels, options: LoadOptions) -> TranslationModel:
     """Loads the main process's models in all processes, each from its own disk."""
     processes.broadcast(_Load([model.path for model in models], options))
     return _load_same(processes, models, options)
 
 
-def _load_same(
-    processes: Processes, models: "SavedModels", options: LoadOptions
-) -> TranslationModel:
+def _load_same(processes: Processes, models: SavedModels, options: LoadOptions) -> TranslationModel:
     digests = [model.digest for model in models]
     if any(other != digests for other in processes.gather(digests)):
         names = " and ".join(str(model.path) for model in models)

@@ -5,7 +5,7 @@ One by one, each would give the processor a few lines, and wait for the disk.
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformer_mt.errors import NotTextError, OutputError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import beside, open_temporary, sync
+from transformer_mt.system.files import atomic_file
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, open_input
@@ -24,7 +24,6 @@ from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.summary import Summary
 from transformer_mt.translation.translator import Translation, Translator, count_kinds
 
-_TEMPORARY = "small"
 _SYNC_THREADS = 8
 """Files that wait for the disk at once."""
 
@@ -52,11 +51,6 @@ class _SmallFile:
         """The output, which is a file."""
         assert self.pair.output.target
         return self.pair.output.target
-
-    @property
-    def temporary(self) -> Path:
-        """What becomes the output; another process may be writing its `.NAME.partial`."""
-        return beside(self.target, _TEMPORARY)
 
     @property
     def texts(self) -> list[str]:
@@ -179,44 +173,20 @@ class SmallFiles:
             (file.pair.output, hashlib.sha256(content).hexdigest(), file.fingerprint)
             for file, content in zip(group, contents, strict=True)
         )
-        with self._record.lock():
-            try:
-                self._publish(group, contents, counts)
-            finally:
-                for file in group:
-                    with suppress(OSError):  # it was renamed, or could not be made
-                        file.temporary.unlink()
+        started = []
+        with self._record.lock(), ThreadPoolExecutor(_SYNC_THREADS) as pool:
+            for file, content, of_file in zip(group, contents, counts, strict=True):
+                with self._summary.one_file(file.pair.name):
+                    file.require_unchanged()
+                    self._record.require_own(file.pair.output)
+                    started.append((file, of_file, pool.submit(_publish, file.target, content)))
+            for file, of_file, done in started:
+                with self._summary.one_file(file.pair.name), naming_output(file.pair.output.name):
+                    done.result()
+                    self._summary.add_file(of_file)
 
-    def _publish(
-        self,
-        group: Sequence[_SmallFile],
-        contents: Sequence[bytes],
-        counts: Sequence[Mapping[str, int]],
-    ) -> None:
-        """Writes files in steps: syncing and renaming them one by one takes twice as long."""
-        written = [
-            (file, of_file)
-            for file, content, of_file in zip(group, contents, counts, strict=True)
-            if self._write_partial(file, content)
-        ]
-        with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-            synced = [pool.submit(sync, file.temporary) for file, _ in written]
-        for (file, of_file), done in zip(written, synced, strict=True):
-            name = file.pair.output.name
-            with self._summary.one_file(file.pair.name), naming_output(name):
-                done.result()
-                file.temporary.replace(file.target)
-                self._summary.add_file(of_file)
-        for folder in {file.target.parent for file, _ in written}:
-            sync(folder)
 
-    def _write_partial(self, file: _SmallFile, content: bytes) -> bool:
-        """Writes the translation of a file beside its output; tells whether that is possible."""
-        with self._summary.one_file(file.pair.name):
-            file.require_unchanged()
-            self._record.require_own(file.pair.output)
-            name = file.pair.output.name
-            with naming_output(name), open_temporary(file.target, _TEMPORARY) as temporary:
-                temporary.write(content)
-            return True
-        return False
+def _publish(target: Path, content: bytes) -> None:
+    """Writes a file; another process may be writing its `.NAME.partial`."""
+    with atomic_file(target, suffix="small") as file:
+        file.write(content)

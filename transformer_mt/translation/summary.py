@@ -32,9 +32,6 @@ from transformer_mt.translation.translator import lines_text, log_kinds
 
 logger = logging.getLogger(__name__)
 
-_NAMED_FAILURES = 3
-"""Failures that the last message repeats."""
-
 
 _COUNTS = "lines", "split", "copied", "cut", "empty", "replaced", "kept"
 
@@ -120,11 +117,7 @@ class Summary:
         logger.info(f"files: {', '.join(named) or 'none'}; {lines_text(self.counts['lines'])}")
         if self.failed:
             failures, total = len(self.failed), len(self.failed) + self.done + self.skipped
-            reasons = [f"{path}: {reason}" for path, reason in self.failed.items()]
-            reasons[_NAMED_FAILURES:] = ["..."] if failures > _NAMED_FAILURES else []
-            raise FailedFilesError(
-                f"{failures:,} of {total:,} files not translated: {'; '.join(reasons)}"
-            )
+            raise FailedFilesError(f"{failures:,} of {total:,} files not translated; see above")
 
     def write(self, output: Output) -> None:
         """Writes it as JSON."""

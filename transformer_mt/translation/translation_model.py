@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from transformer_mt.checkpoints.layout import EXPORT
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from transformer_mt.checkpoints.exported import ExportedModel
     from transformer_mt.translation.pytorch_runtime import Array, PyTorchRuntime
 
-    SavedModels = list[Checkpoint] | list[ExportedModel]
-    """One or several checkpoints, which form an ensemble, or an exported model."""
+SavedModels: TypeAlias = "list[Checkpoint] | list[ExportedModel]"
+"""One or several checkpoints, which form an ensemble, or an exported model."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,17 @@ class TranslationModel:
         process: Id of the process that loaded it; others must not use it.
     """
 
-    checkpoints: "SavedModels"
+    checkpoints: SavedModels
     runtime: Runtime
     vocab: Vocabulary
     splitter: LineSplitter
     process: int = field(default_factory=os.getpid)
 
     def __repr__(self) -> str:
-        data = self.checkpoints[0].config.data
+        data, runtime = self.checkpoints[0].config.data, self.runtime
         languages = f"{data.src_lang} to {data.tgt_lang}"
-        return f"<TranslationModel {self.name}: {languages}, {self.runtime.describe()}>"
+        computes = f"{runtime.precision} on {runtime.device_type}"
+        return f"<TranslationModel {self.name}: {languages}, {computes}>"
 
     def __reduce__(self) -> NoReturn:
         """Refuses pickling and copying by TypeError, as Python's own threads and files do."""
@@ -107,11 +108,8 @@ class TranslationModel:
             ConfigError: If an option of the search is wrong, or does not suit an exported model.
         """
         self._require_loading_process()
-        if options.sampling and self.checkpoints[0].is_exported:
-            raise ConfigError(
-                f"{self.name}: an exported model cannot sample; name the checkpoint that it was"
-                f" made from, {self.checkpoints[0].record.checkpoint}"
-            )
+        if options.sampling:
+            self._pytorch()
         return Translator(self.runtime, self.vocab, self.splitter, options)
 
     def translate(
@@ -269,7 +267,7 @@ class TranslationModel:
         first = self.checkpoints[0]
         if first.is_exported:
             raise ConfigError(
-                f"{first.path}: an exported model gives only translations and their scores; load"
+                f"{first.path}: an exported model gives only its best translations and scores; load"
                 f" the checkpoint that it was made from, {first.record.checkpoint}"
             )
         return self.runtime  # type: ignore[return-value]
@@ -301,7 +299,7 @@ def _require_lines(lines: Sequence[str]) -> None:
             raise TypeError(f"item {i} of the lines is {type(line).__name__}: a line must be a str")
 
 
-def find_models(paths: Sequence[Path]) -> "SavedModels":
+def find_models(paths: Sequence[Path]) -> SavedModels:
     """Reads and verifies the checkpoints of an ensemble, a single one, or an exported model.
 
     A run gives its best checkpoint.
@@ -335,7 +333,7 @@ def require_one_direction(corpora: Iterable[DataConfig]) -> None:
         raise ConfigError(f"the runs translate {', '.join(directions)}: use them one by one")
 
 
-def build_translation_model(models: "SavedModels", options: LoadOptions) -> TranslationModel:
+def build_translation_model(models: SavedModels, options: LoadOptions) -> TranslationModel:
     """Loads verified models with the runtime that is theirs.
 
     Raises:
@@ -357,7 +355,7 @@ def build_translation_model(models: "SavedModels", options: LoadOptions) -> Tran
     return TranslationModel(models, runtime, vocab, splitter)
 
 
-def models_splitter(models: "SavedModels", options: LoadOptions) -> LineSplitter:
+def models_splitter(models: SavedModels, options: LoadOptions) -> LineSplitter:
     """Splits lines as that of the models needs it which has seen the shortest."""
     data = min((each.config.data for each in models), key=lambda data: data.max_length)
     shortest = SourceStatistics.combine(min, (each.sources for each in models))

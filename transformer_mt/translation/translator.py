@@ -174,9 +174,7 @@ class Translator:
 
         The arguments are those of `translate`.
         """
-        chunks = self._cut_chunks(lines, self.first_chunk_lines)
-        translated = self.translate_chunks(chunks, advance)
-        return [best for ranked_of_lines in translated for best, *_ in ranked_of_lines]
+        return [best for best, *_ in self.n_best(lines, advance)]
 
     def n_best(
         self,
@@ -195,12 +193,9 @@ class Translator:
             advance: Called with the number of lines that have been translated, batch by batch.
             first_line: Number of the first line in its text; matters to sampling alone.
         """
-        chunks = self._cut_chunks(lines, self.chunk_lines)
+        bounds = [0, *range(self.first_chunk_lines, len(lines), self.chunk_lines), len(lines)]
+        chunks = (lines[begin:end] for begin, end in pairwise(bounds))
         return list(chain.from_iterable(self.translate_chunks(chunks, advance, first_line)))
-
-    def _cut_chunks(self, lines: Sequence[str], first_size: int) -> Iterator[Sequence[str]]:
-        bounds = [0, *range(first_size, len(lines), self.chunk_lines), len(lines)]
-        return (lines[begin:end] for begin, end in pairwise(bounds))
 
     def translate_chunks(
         self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object], first_line: int = 1
