@@ -74,7 +74,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
             ["tune", "run", "--beam-size", "1", "--length-penalty", "11"],
             "length penalty 11: choose",
         ),
-        (["translate", TEXT, "RUN"], "translate takes one run, the first argument: add"),
+        (["translate", TEXT, "RUN"], "de: no such run or checkpoint; name the run first"),
         (["translate", "RUN", "-i", TEXT, "--output-dir", TEXT], "de: is a file; name a folder"),
         (["init", "", "--src", TEXT, "--tgt", TEXT, "--tgt-lang", "en"], ".toml: has no name"),
         (["tune", "run", "--beam-size", "1,x"], "--beam-size and --length-penalty: write numbers"),

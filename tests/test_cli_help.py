@@ -79,6 +79,8 @@ def test_config_lists_keys(call):
     assert call("config", "model.norm").out.startswith(norm)
     message = "optim.lrscale is not a key of the configuration (did you mean optim.lr_scale?)"
     assert_one_error(call("config", "optim.lrscale"), message)
+    message = "data.train.slice is not a key of the configuration (did you mean data.train?)"
+    assert_one_error(call("config", "data.train.slice"), message)
 
 
 def test_the_main_process_prints_the_estimate(corpus_dir, tmp_path, monkeypatch, call):

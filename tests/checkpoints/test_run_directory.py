@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import pkgutil
 import re
@@ -22,7 +23,11 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest, checkpoint_path
-from transformer_mt.checkpoints.run_description import ValidationText, write_description
+from transformer_mt.checkpoints.run_description import (
+    ValidationText,
+    read_description,
+    write_description,
+)
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
@@ -32,6 +37,7 @@ from transformer_mt.checkpoints.run_directory import (
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import manifest
+from transformer_mt.system.files import canonical_json, json_digest
 from transformer_mt.system.manifest import MANIFEST, read_manifest
 from transformer_mt.text.vocabulary import train_vocabulary
 
@@ -300,6 +306,24 @@ def test_the_newest_checkpoint_is_of_the_run_that_is_described(
         (run_dir / "run.json").write_text(damaged)
         assert find_checkpoint(run_dir).path == copied
         assert refused(caplog).startswith(f"{run_dir}/run.json: damaged")
+
+
+def test_a_description_by_a_newer_version(tmp_path):
+    """Its own keys are ignored; of a key of the configuration, nobody knows what it changes.
+
+    Sabotage: ignore unknown keys everywhere.
+    """
+    write_description(tmp_path, describe(small_config()))
+    values = json.loads((tmp_path / "run.json").read_bytes())
+    del values["sha256"]
+    for section in (values, values["config"]["model"]):
+        section["new"] = 1
+        content = {**values, "sha256": json_digest(values)}
+        (tmp_path / "run.json").write_bytes(canonical_json(content))
+        if section is values:
+            assert read_description(tmp_path) == describe(small_config())
+    with pytest.raises(CheckpointError, match=r"unknown key config\.model\.new; use a newer"):
+        read_description(tmp_path)
 
 
 def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: int) -> None:

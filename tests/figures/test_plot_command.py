@@ -68,8 +68,8 @@ def test_what_to_draw(untrained_run, tmp_path, call):
 
 def test_an_output_is_checked_before_anything_else(tmp_path, call):
     for name, message in {
-        "x.jpg": "name a file that ends in .png or .svg or .pdf",
-        "x": "name a file that ends in .png or .svg or .pdf",
+        "x.jpg": "name a file that ends in .png, .svg, .pdf",
+        "x": "name a file that ends in .png, .svg, .pdf",
         "none/x.png": "there is no folder",
     }.items():
         for command in (["training", "none"], ["attention", "none", "a"]):

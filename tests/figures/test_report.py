@@ -231,5 +231,5 @@ def test_what_is_no_run(run, tmp_path, call):
         list_checkpoints(run)[0]: "is a checkpoint; name the run directory",
     }.items():
         assert_one_error(call("report", path, "-o", tmp_path / "x.html"), message)
-    message = "x.png: name a file that ends in .html or .htm"
+    message = "x.png: name a file that ends in .html, .htm"
     assert_one_error(call("report", run, "-o", tmp_path / "x.png"), message)

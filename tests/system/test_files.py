@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from transformer_mt.checkpoints.checkpoint import RunState
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import files
 from transformer_mt.system.files import (
@@ -184,3 +186,10 @@ def test_a_manifest_of_a_newer_version_is_refused_by_name(tmp_path, text, messag
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match=f"manifest.json: {message}"):
         read_manifest(tmp_path)
+
+
+def test_what_json_cannot_express_is_refused():
+    """Not written as null, which would be read as something else. Sabotage: allow NaN."""
+    for value in ({"a": math.nan}, RunState(counters={"window": {"loss": math.inf}})):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            files.canonical_json(value)

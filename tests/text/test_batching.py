@@ -18,6 +18,7 @@ from transformer_mt.text.batching import (
     padded_size,
     plan_epoch,
 )
+from transformer_mt.training.fit import most_demanding
 
 LONGEST = 60
 quick = settings(deadline=None, max_examples=40)
@@ -115,6 +116,8 @@ def test_little_is_padding_and_no_worker_waits(batch_tokens, workers):
     padded = sum(map(sum, sizes))
     assert 1 - sum(int(side.sum()) for side in corpus) / padded <= 0.05
     assert 1 - padded / sum(max(parts) * len(parts) for parts in sizes) <= 0.03
+    largest = most_demanding(steps, *corpus, 8192, workers)[0]
+    assert padded_size(largest, *corpus) >= 0.99 * max(map(max, sizes))
 
 
 def test_the_plan_is_that_of_earlier_versions():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sentencepiece
+import torch
 from conftest import copy_lines, learn_elsewhere, tiny_config
 
 from transformer_mt.config.keys import VocabConfig
@@ -132,7 +133,7 @@ def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch):
     pairs = EncodedPairs(side, side)
     first = sample(pairs, vocab)
     assert digest(first)[:16] == "59d62fffec9bf41d"
-    monkeypatch.setattr(epoch_pairs, "cpus_of_process", lambda: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert digest(sample(pairs, vocab)) == digest(first)
     others = [sample(pairs, vocab, epoch=1), sample(pairs, vocab, seed=2)]
     assert len({digest(each) for each in (first, *others)}) == 3

@@ -341,7 +341,7 @@ ROW = b'{"de": "a", "en": "b"}\n'
         ("a.jsonl", ROW + b"\n" + ROW[:9], "a.jsonl, line 3: cannot be read: "),
         ("a.jsonl", b'{"de": "a"}\n', "data.tgt_lang = en: .*a.jsonl, line 1 has de"),
         ("a.jsonl", ROW + b'{"de": 1, "en": "b"}', "a.jsonl, line 2: 1 in the column de is not"),
-        ("a.jsonl", b'{"de": "\\ud800", "en": "b"}', "a.jsonl, line 1: .* hex escape"),
+        ("a.jsonl", b'{"de": "\\ud800", "en": "b"}', "a.jsonl, line 1: .* surrogates"),
         ("a.jsonl", b'"de"\n', "a.jsonl, line 1: 'de' has no named columns"),
         ("a.jsonl", b'{"translation": "de en"}', "a.jsonl, line 1: 'de en' has no named columns"),
         ("a.jsonl", b'["%s"]' % (b"a" * 999), r"line 1: 'a{59}\.\.\. has no named columns$"),

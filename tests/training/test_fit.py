@@ -2,7 +2,6 @@
 
 import itertools
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +14,11 @@ from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import Config, DataConfig, ModelConfig
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.processes import Processes
-from transformer_mt.text.batching import EncodedPairs, flatten
+from transformer_mt.text.batching import EncodedPairs, flatten, padded_size
 from transformer_mt.training import fit, flops, saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
-from transformer_mt.training.fit import StepFitter
+from transformer_mt.training.fit import StepFitter, most_demanding
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import Validator
 
@@ -144,16 +143,16 @@ def test_a_step_for_which_memory_runs_out_is_repeated(
             progress = train(config, tmp_path / name)
         assert progress.step == steps
     assert losses(tmp_path / "little") == pytest.approx(losses(tmp_path / "enough"), rel=1e-4)
-    assert (progress.micro_batch_tokens, progress.finer_step) == (65, 3)
-    assert load_newest(tmp_path / "little").progress == progress and max(sizes) <= 65
+    assert (progress.micro_batch_tokens, progress.finer_step) == (64, 3)
+    assert load_newest(tmp_path / "little").progress == progress and max(sizes) <= 64
     warnings = [text for text in caplog.messages if text.startswith(f"out of memory on {device}")]
     assert warnings[-1].endswith(
-        "; now micro-batches of at most 65 positions, from step 3 on, which ends bit-equality"
+        "; now micro-batches of at most 64 positions, from step 3 on, which ends bit-equality"
     )
     log = (tmp_path / "little" / "train.log").read_text()
     assert log.count(f" warning: {warnings[-1]}\n") == 1
     unit = "GPU" if device == "cuda" else "CPU thread"
-    message = f" micro-batches of at most 65 positions, lowered at step 3; 1 {unit}\n"
+    message = f" micro-batches of at most 64 positions, lowered at step 3; 1 {unit}\n"
     assert log.count(message) == 1
     assert bool(freed) == (device == "cuda")
 
@@ -165,10 +164,10 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
         with monkeypatch.context() as patch:
             sizes = limit_memory(patch, 0, 100, MemoryError())
             found.append(train(tiny_config(corpus_dir, train__max_steps=1, **FEW), tmp_path / name))
-        assert max(sizes) <= 65
+        assert max(sizes) <= 64
         log = (tmp_path / name / "train.log").read_text()
-        assert log.count(" micro-batches of at most 65 positions; ") == 1
-    assert found[0].micro_batch_tokens == found[1].micro_batch_tokens == 65
+        assert log.count(" micro-batches of at most 64 positions; ") == 1
+    assert found[0].micro_batch_tokens == found[1].micro_batch_tokens == 64
     assert found[0].finer_step == 0 and "bit-equality" not in caplog.text
     limit_memory(monkeypatch, 0, 2, MemoryError())
     message = "^out of memory on cpu with a single pair: to train, choose a smaller model or"
@@ -178,7 +177,7 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
 
 @pytest.mark.parametrize("muon", [True, False])
 def test_the_check_of_memory_changes_nothing(corpus_dir, tmp_path, monkeypatch, muon):
-    """It tries the micro-batch on every thread, makes the moments, and takes no step."""
+    """It tries each micro-batch as often as train at once, makes the moments, and takes no step."""
     config = tiny_config(corpus_dir, train__ema_decay=0.9, optim__muon=muon)
     torch.set_num_threads(2)
     checked, unchecked = (build_trainer(config, tmp_path) for _ in range(2))
@@ -191,7 +190,7 @@ def test_the_check_of_memory_changes_nothing(corpus_dir, tmp_path, monkeypatch, 
             checked.fitter.check_memory(checked.progress, checked.pairs, steps) == checked.progress
         )
     model = checked.engine.model
-    assert len(tried) == 2 and tried[0] == tried[1]
+    assert len(tried) == 6 and tried[::2] == tried[1::2]  # on both threads
     assert len(checked.engine.optimizer.state) == len(list(model.parameters()))
     assert all(parameter.grad is None for parameter in model.parameters())
     assert unchecked.start_epoch()[0].tolist() == steps[0].tolist()
@@ -228,6 +227,16 @@ def test_another_error_stays_as_it_is(corpus_dir, tmp_path, monkeypatch):
         trainer.take_step(trainer.start_epoch()[0])
 
 
+@pytest.mark.parametrize("lengths", [([2, 8], [8, 39]), ([8, 39], [2, 8])])
+def test_the_longer_side_decides(corpus_dir, tmp_path, monkeypatch, lengths):
+    """By how much a step is cut finer. Sabotage: measure the sources alone."""
+    trainer = build_trainer(tiny_config(corpus_dir), tmp_path)
+    pairs = EncodedPairs(*(flatten([[5] * n for n in side]) for side in lengths))
+    limit_memory(monkeypatch, 0, 79, MemoryError())
+    progress = trainer.fitter.fit_step(trainer.progress, pairs, np.arange(2))
+    assert progress.micro_batch_tokens == 32  # a power of two of at most half of 2 x 40
+
+
 @pytest.mark.parametrize(
     ("limit", "changed"),
     [(300, "torch version"), ("auto", "threads"), ("auto", "device"), ("auto", "processes")],
@@ -241,20 +250,37 @@ def test_other_workers_or_another_key_replace_what_was_found(
         other = {changed: "other"}
         patch.setattr(saving, "numeric_environment", lambda f: numeric_environment(f) | other)
         found = train(tiny_config(corpus_dir, train__max_steps=2, **FEW), tmp_path / "run")
-        assert (found.micro_batch_tokens, found.finer_step) == (65, 2)
+        assert (found.micro_batch_tokens, found.finer_step) == (64, 2)
     changes = {"train__max_steps": 3, "train__micro_batch_tokens": limit, **FEW}
     progress = train(tiny_config(corpus_dir, **changes), tmp_path / "run")
     assert progress.micro_batch_tokens == limit or progress.micro_batch_tokens > 1000
     assert progress.finer_step == 0
 
 
+def as_lists(steps: list[np.ndarray]) -> list[list[int]]:
+    return [step.tolist() for step in steps]
+
+
 @pytest.mark.parametrize("swapped", [False, True])
-def test_the_largest_micro_batch_is_tried(corpus_dir, tmp_path, swapped):
-    """By the positions of both sides. Sabotage: measure one side; take the first of a step."""
-    lengths = [50, 50, 5, 30], [1, 1, 5, 60]
-    lengths = lengths[::-1] if swapped else lengths
-    trainer = build_trainer(tiny_config(corpus_dir), tmp_path)
-    pairs = EncodedPairs(*(flatten([[5] * n for n in side]) for side in lengths))
-    progress = replace(trainer.progress, micro_batch_tokens=64)
-    largest = trainer.fitter._largest_micro_batch(progress, pairs, [np.arange(2), np.arange(2, 4)])
-    assert largest.tolist() == [3]
+def test_the_most_demanding_micro_batches(swapped):
+    """They are found whichever side is long, and among more steps than are examined one by one.
+
+    Sabotage: order the steps by one side, or by the number of pairs plus their length; leave out
+    the step of the longest pair, or of the most.
+    """
+    src = np.array([50] * 200 + [1] + [5] * 12)
+    tgt = np.array([1] * 200 + [60] + [5] * 12)
+    corpus = (tgt, src) if swapped else (src, tgt)
+    steps = [np.array([i]) for i in range(201)]
+    assert as_lists(most_demanding(steps, *corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding(steps[198:], *corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding([np.arange(3)], *corpus, 60)) == [[0]] * 3
+    many = np.arange(201, 213)
+    assert as_lists(most_demanding([*steps, many], *corpus, 60)) == [many.tolist(), [200], [*many]]
+    halves = as_lists(most_demanding([*steps, many], *corpus, 60, 2))
+    assert halves == [[200], [200], many[:6].tolist()]
+    assert padded_size(many, *corpus) == 120 and padded_size(np.array([0, 200]), *corpus) == 220
+    # Neither is among the steps with the most positions.
+    corpus = np.array([50] * 200 + [60] + [5] * 12), np.array([50] * 200 + [1] * 13)
+    corpus = corpus[::-1] if swapped else corpus
+    assert as_lists(most_demanding([*steps, many], *corpus, 60))[1:] == [[200], [*many]]

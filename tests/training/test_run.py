@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from transformer_mt.checkpoints.run_description import (
     ValidationText,
     VocabularySizes,
     read_description,
+    write_description,
 )
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
@@ -106,10 +108,11 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
     assert splitter.max_length == known.longest
 
 
-def test_what_has_no_configuration_cannot_be_trained(tmp_path, call):
-    """Such as an average, which has a run.json, too. Sabotage: read the missing config.toml."""
+def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
+    """Nor does an average, which has a run.json, too. Sabotage: read the missing config.toml."""
     (tmp_path / "run.json").write_text("{}")
-    assert_one_error(call("train", tmp_path), f"{tmp_path}/config.toml: cannot read the conf")
+    message = f"{tmp_path}: a run of an earlier version; name its configuration file"
+    assert_one_error(call("train", tmp_path), message)
     (tmp_path / "manifest.json").write_text("{}")
     message = f"{tmp_path}: is a checkpoint; name its run, or a configuration with train.init_from"
     assert_one_error(call("train", tmp_path), message)
@@ -317,6 +320,9 @@ def test_a_finished_run_keeps_what_it_was_trained_with(corpus_dir, run_dir, tmp_
     step = load_newest(run_dir).step
     train(small_config(corpus_dir, train__max_steps=1), run_dir)
     assert [path.read_text() for path in files] == before
+    write_description(run_dir, replace(read_description(run_dir), complete=False))  # a kill
+    train(small_config(corpus_dir, train__max_steps=1), run_dir)
+    assert [path.read_text() for path in files] == before
     train(small_config(corpus_dir, train__max_steps=step + 1), run_dir)
     assert read_description(run_dir).config.train.max_steps == step + 1
     assert "\n#     transformer-mt train x\n" in (run_dir / "config.toml").read_text()
@@ -486,7 +492,7 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
         f"{run_dir}/run.json: not a regular file; resume the run, which writes it again",
         "vocab.path = other.model is not used: the run is resumed",
         "train.init_from = elsewhere is not used: the run is resumed",
-        *[f"{run_dir}/run.json: cannot be written: Is a directory"] * 2,
+        f"{run_dir}/run.json: cannot be written: Is a directory",
     ]
     assert "resuming at step 8, epoch 0" in caplog.messages
     for path in list_checkpoints(run_dir):

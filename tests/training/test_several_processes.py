@@ -129,9 +129,9 @@ def test_memory_that_runs_out_in_one_process(alone, tmp_path):
     assert done.returncode == 0, done.stderr
     warnings = messages(done.stderr)
     assert all(text.startswith("warning: process 1: out of memory on cpu") for text in warnings)
-    assert warnings[-1].endswith("at most 70 positions, from step 4 on, which ends bit-equality")
+    assert warnings[-1].endswith("at most 64 positions, from step 4 on, which ends bit-equality")
     progress = load_newest(tmp_path / "run").progress
-    assert (progress.step, progress.micro_batch_tokens, progress.finer_step) == (10, 70, 4)
+    assert (progress.step, progress.micro_batch_tokens, progress.finer_step) == (10, 64, 4)
     assert_close(tmp_path / "run", run_dir)
 
 

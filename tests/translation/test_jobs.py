@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import command, copy_lines
+from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.errors import OutputError
 from transformer_mt.system.output_record import RECORD, OutputRecord
@@ -138,6 +138,13 @@ def test_a_bad_file_costs_one_file(translate):
     assert tree("out").keys() == {"good.en", "m" * 250 + ".en", "twice.en", "own.en"}
     assert summary["done"] == summary["lines"] == 3 and summary["exit_code"] == 3
     assert Path("out/own.en").read_text() == "mine\n"
+
+
+def test_the_only_file_is_bad(translate):
+    """Its reason is in the summary, too. Sabotage: catch only what happens while it is read."""
+    done = translate("-i", "missing.de", "--summary", "s", "-q")
+    assert_one_error(done, "missing.de: no such file")
+    assert json.loads(Path("s").read_text())["failed"] == {"missing.de": "no such file"}
 
 
 def test_what_is_made_again(translate, texts):

@@ -68,7 +68,7 @@ MISTAKES = [
     (["--files-from", "nope", "--output-dir", "out"], "nope: no such file"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: is a file; name a folder"),
     (["folder"], "folder: is a directory; add --output-dir to "),
-    (["run"], "translate takes one run, the first argument: add "),
+    (["run"], "translate takes one run: add --ensemble "),
 ]
 
 

@@ -12,6 +12,7 @@
 Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
+import errno
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -230,9 +231,14 @@ def write_tensors(
     Raises:
         OSError: If it cannot be written.
     """
+    path.touch()
+    mode = path.stat().st_mode
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    # Not `save_file`, whose files only the owner can read, and whose errors are no OSError.
-    path.write_bytes(safetensors.torch.save(contiguous, metadata))
+    try:
+        safetensors.torch.save_file(contiguous, path, metadata)
+    except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
+        raise OSError(errno.EIO, str(error)) from error
+    path.chmod(mode)  # safetensors lets only the owner read its files, regardless of the umask
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

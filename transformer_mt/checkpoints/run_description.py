@@ -105,7 +105,7 @@ def read_description(directory: Path) -> RunDescription | None:
         values = read_json(path)  # the digest covers keys that only a newer version knows
         if not isinstance(values, dict) or values.pop("sha256", None) != json_digest(values):
             raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
-        description: RunDescription = read_json(path, RunDescription, unknown="ignore")
+        description: RunDescription = read_json(path, RunDescription, unknown=None)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; resume the run, which writes it again") from None
     return description

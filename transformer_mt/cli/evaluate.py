@@ -1,5 +1,6 @@
 """The commands `evaluate` and `tune`: check what was typed, call, print."""
 
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -22,6 +23,8 @@ from transformer_mt.system.launcher import is_main_process
 from transformer_mt.system.outputs import Output, check_output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
+
+logger = logging.getLogger(__name__)
 
 SYSTEMS = argument(
     "[RUN_OR_CHECKPOINT...]",
@@ -139,6 +142,8 @@ def evaluate(
         raise ConfigError("--json prints no sentences: leave out --samples or --json")
     if runs:
         search.warn_of_length_penalty()
+    elif search.beam_size != SearchOptions.beam_size:
+        logger.warning("--beam-size has no effect on --hypotheses")
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw),
         SearchOptions(search.beam_size, search.length_penalty, batch_tokens=model.batch_tokens),

@@ -107,7 +107,7 @@ def _check_output(output: Path, command: str, *endings: str) -> Output:
     """Checks that a figure can be drawn and written, before any work is done for it."""
     require_package("Matplotlib", "plots", command)
     if output.suffix.lower() not in endings:
-        raise OutputError(f"{output}: name a file that ends in {' or '.join(endings)}")
+        raise OutputError(f"{output}: name a file that ends in {', '.join(endings)}")
     return check_output(output)
 
 

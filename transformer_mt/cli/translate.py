@@ -199,11 +199,17 @@ def translate(
 
 def _split_arguments(paths: list[Path], ensemble: bool) -> tuple[list[Path], list[Path]]:
     """Tells models, which are the first argument and further runs, from files to translate."""
-    texts = [path for path in paths[1:] if not ensemble or os.path.isfile(path)]
-    for path in texts:
-        if any(os.path.exists(path / name) for name in (RUN_FILE, MANIFEST)):
-            raise ConfigError(
-                "translate takes one run, the first argument: add --ensemble to decode with"
-                f" several, or --input to translate the text in {path}"
-            )
-    return [paths[0], *(path for path in paths[1:] if path not in texts)], texts
+    models = [
+        path
+        for path in paths[1:]
+        if (ensemble and not os.path.isfile(path))
+        or any(os.path.exists(path / name) for name in (RUN_FILE, MANIFEST))
+    ]
+    if models and not (ensemble or os.path.isdir(paths[0])):
+        raise ConfigError(f"{paths[0]}: no such run or checkpoint; name the run first")
+    if models and not ensemble:
+        raise ConfigError(
+            "translate takes one run: add --ensemble to decode with several, or --input to"
+            f" translate the text in {models[0]}"
+        )
+    return [paths[0], *models], [path for path in paths[1:] if path not in models]

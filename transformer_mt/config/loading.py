@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from transformer_mt.config.keys import DEFAULTS, Config
-from transformer_mt.config.splits import UNION_TAGS, SplitTable
+from transformer_mt.config.splits import UNION_TAGS, SplitColumns, SplitTable
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
@@ -107,9 +107,12 @@ def format_value(value: object) -> str:
 
 def did_you_mean(unknown: str) -> str:
     """Suggests the keys of the same name, else the most similar key or section, if there is one."""
+    splits = "data.train", "data.valid", "data.test"
+    keys = [*DEFAULTS, *(f"{split}.{key}" for split in splits for key in SplitColumns.model_fields)]
     name = unknown.rpartition(".")[2]
-    near = [key for key in DEFAULTS if key.endswith(f".{name}")]
-    known = DEFAULTS if "." in unknown else [*Config.model_fields, *DEFAULTS]
+    near = [key for key in keys if key.endswith(f".{name}")]
+    near = [unknown.rpartition(".")[0]] if unknown in keys else near  # such as data.train.slice
+    known = keys if "." in unknown else [*Config.model_fields, *keys]
     near = near or difflib.get_close_matches(unknown, known, n=1)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 

@@ -188,7 +188,8 @@ class Transformer(nn.Module):
         self.decoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
         self.positions: Tensor
         self.register_buffer("positions", torch.empty(0, config.d_model), persistent=False)
-        self._initialise()
+        if not self.src_embedding.is_meta:  # drawing would import SymPy, which takes a second
+            self._initialise()
 
     def _initialise(self) -> None:
         """Draws embeddings from N(0, 1/D), projections from Xavier uniform; sets biases to zero."""

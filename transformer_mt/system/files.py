@@ -199,8 +199,13 @@ def sha256(path: Path) -> str:
 
 def canonical_json(value: Any) -> bytes:
     """Encodes a value as JSON so that equal values give equal bytes."""
-    values = TypeAdapter(type(value)).dump_python(value, mode="json")
-    return json.dumps(values, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+    text = json.dumps(value, sort_keys=True, indent=1, allow_nan=False, default=_as_dict)
+    return text.encode() + b"\n"
+
+
+def _as_dict(record: Any) -> Any:
+    """Gives the fields of a dataclass or a section that are to be stored."""
+    return TypeAdapter(type(record)).dump_python(record)
 
 
 def json_digest(value: Any) -> str:
@@ -221,7 +226,7 @@ def read_json(
     path: Path,
     kind: Any = Any,
     version: int | None = None,
-    unknown: Literal["forbid", "ignore"] = "forbid",
+    unknown: Literal["forbid"] | None = "forbid",
 ) -> Any:
     """Reads a JSON file that this program wrote.
 
@@ -229,7 +234,7 @@ def read_json(
         path: A regular file; reading anything else, such as a named pipe, could wait for ever.
         kind: The type that the content must have.
         version: What its key `format` must be, if it has one.
-        unknown: What becomes of keys that the type does not have.
+        unknown: Whether keys that a type does not have are wrong; None leaves it to the types.
 
     Returns:
         A value of this type.

@@ -28,11 +28,18 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def read_variable(name: str) -> str:
+    """Reads what the launcher has put into the environment."""
+    if value := os.environ.get(name):
+        return value
+    raise ConfigError(f"environment variable {name} is missing: use torchrun")
+
+
 def read_number(name: str) -> int:
     """Reads a number that the launcher has put into the environment."""
-    if (value := os.environ.get(name, "")).isdecimal():
+    if (value := read_variable(name)).isdecimal():
         return int(value)
-    raise ConfigError(f"environment variable {name} = {value!r} is not a number: use torchrun")
+    raise ConfigError(f"environment variable {name} = {value} is not a number: use torchrun")
 
 
 def require_single_process(command: str) -> None:
@@ -74,7 +81,7 @@ def connect_to_store(timeout: timedelta, serves: bool = False) -> "Store":
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    host, port = os.environ.get("MASTER_ADDR", "localhost"), read_number("MASTER_PORT")
+    host, port = read_variable("MASTER_ADDR"), read_number("MASTER_PORT")
     store = TCPStore(host, port, None, serves, timeout, wait_for_workers=False)
     return PrefixStore(f"transformer-mt/{attempt()}", store)
 

@@ -269,10 +269,13 @@ def require_input(path: Path | None) -> None:
     """
     if path is None:
         return
-    if not os.path.exists(path):
-        raise DataError(f"{path}: no such file")
-    if path.is_dir():
-        raise DataError(f"{path}: is a directory; name a file")
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            raise DataError(f"{path}: is a directory; name a file")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     if not os.access(path, os.R_OK):
         raise DataError(f"{path}: not readable")
 

@@ -5,13 +5,12 @@ reader of CSV takes words such as "null" for missing values.
 """
 
 import csv
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, permutations
 from pathlib import Path
 from typing import Any
-
-from pydantic_core import from_json
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import shorten
@@ -83,8 +82,9 @@ def texts_of_rows(rows: Rows, columns: Columns, place: str) -> Iterator[tuple[An
             if row is not None:
                 at = f"{place} {number:,}"
                 yield tuple(_text(row, column, f"{key} = {column}: {at}") for key, column in named)
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"{place} {number + 1:,}: cannot be read: {error}") from None
+    except (ValueError, RecursionError, csv.Error) as error:
+        line, reason = number + getattr(error, "lineno", 1), getattr(error, "msg", error)
+        raise DataError(f"{place} {line:,}: cannot be read: {reason}") from None
 
 
 def _text(row: Any, column: Column, place: str) -> str:
@@ -126,8 +126,8 @@ def _read_parquet(path: Path, columns: Columns) -> Rows:
 def _read_csv(lines: Iterator[str]) -> Rows:
     """Reads cells between commas, or semicolons if the first row has more, outside quotes."""
     head = list(islice(lines, 100))  # more than a first row has, although its cells may have breaks
-    first_row, *_ = re.sub('"[^"]*"', "", "\n".join(head)).split("\n")
-    delimiter = max(",;", key=first_row.count)
+    first_row, *_ = re.findall(r'(?:[^"\n]|"[^"]*")*', "\n".join(head))
+    delimiter = max(",;", key=re.sub('"[^"]*"', "", first_row).count)
     ended = (f"{line}\n" for line in chain(head, lines))
     table = csv.reader(ended, delimiter=delimiter, strict=True)
     return ((table.line_num, row) for row in table)
@@ -138,10 +138,17 @@ def _read_json(lines: Iterator[str]) -> Rows:
     is_first = True
     for number, line in enumerate(lines, start=1):
         if is_first and line.lstrip().startswith("["):
-            yield from enumerate(from_json("\n".join((line, *lines))), start=1)
+            yield from enumerate(_parse_json("\n".join((line, *lines))), start=1)
         else:
-            yield number, from_json(line) if line.strip() else None
+            yield number, _parse_json(line) if line.strip() else None
         is_first = is_first and not line.strip()
+
+
+def _parse_json(text: str) -> Any:
+    value = json.loads(text)
+    if "\\u" in text:  # half of a surrogate pair is not text
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _name_columns(cells: Rows, wanted: Sequence[Column], names: Sequence[Column]) -> Rows:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
@@ -37,7 +38,7 @@ class LineSampler:
     that they decode to the same text.
 
     Args:
-        pieces: The vocabulary of the language.
+        model: The vocabulary of the language.
         rate: `vocab.sampling`.
 
     Raises:
@@ -92,13 +93,14 @@ class EpochPairs:
         corpus: The prepared pairs, whose segmentations all epochs use if `vocab.sampling` is 0.
         config: How to sample segmentations, the seed, and the epochs with reversed pairs. A pair
             that would be longer than `data.max_length` keeps its segmentation.
+        beside_gpu: Whether the process trains on a GPU, so that its CPUs are idle.
 
     Raises:
         ConfigError: If segmentations are to be sampled from a vocabulary that is not one of BPE, or
             pairs with symbols reversed.
     """
 
-    def __init__(self, corpus: PreparedCorpus, config: Config) -> None:
+    def __init__(self, corpus: PreparedCorpus, config: Config, beside_gpu: bool = False) -> None:
         self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
         self._max_length, self._seed = config.data.max_length, config.train.seed
         self._bidirectional_epochs = config.train.bidirectional_epochs
@@ -112,8 +114,10 @@ class EpochPairs:
             src = LineSampler(corpus.vocab.src, rate)
             shared = corpus.vocab.shared
             self._samplers = [src, src if shared else LineSampler(corpus.vocab.tgt, rate)]
-        # NumPy mostly runs without Python's lock; PyTorch's threads take turns with these.
-        count = min(cpus_of_process(), _MAX_THREADS)
+        # NumPy mostly runs without Python's lock.
+        # For a process of torchrun, PyTorch has one thread by default, whatever the machine has.
+        count = cpus_of_process() if beside_gpu else torch.get_num_threads()
+        count = min(count, _MAX_THREADS)
         self._threads = ThreadPoolExecutor(count, initializer=_lower_priority)
         self._blocks: dict[int, list[Future[EncodedPairs]]] = {}  # of the epoch started last
 

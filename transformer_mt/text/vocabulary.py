@@ -223,8 +223,6 @@ class PieceTable:
     """The pieces of one language, with the data needed to draw segmentations.
 
     Attributes:
-        kind: `bpe` or `unigram`; None if SentencePiece cannot sample, since the model is one of
-            words or characters.
         texts: Text of each piece by id; empty for special, byte and unused pieces and for
             user-defined symbols.
         scores: SentencePiece's scores, float64, (V,).

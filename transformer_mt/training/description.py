@@ -3,8 +3,7 @@
 import logging
 import shlex
 import sys
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import ORIGINS
@@ -59,23 +58,48 @@ def _environment(trainer: Trainer) -> dict[str, str]:
     return {**numeric_environment(fitter), "cut of a step": fitter.describe(trainer.progress)}
 
 
-def describe_run(trainer: Trainer) -> None:
+def describe_run(trainer: Trainer, at_end: bool = False) -> None:
     """Writes run.json when a run is started, resumed, or has reached one of its limits.
 
     Before it is trained, also config.toml, and source.diff if the program has uncommitted changes.
     If nothing is left to train, what the run was trained with stays recorded. Logs a warning if
     that fails.
     """
-    with suppress(CheckpointError):  # whoever read the checkpoint has warned
-        before = read_description(trainer.run_dir)
-        if before and before.complete and trainer.is_finished:
-            return
+    try:
+        _write_files(trainer, at_end)
+    except OSError as error:
+        path = error.filename2 or error.filename
+        logger.warning("%s: cannot be written: %s", path, error.strerror)
+
+
+def _write_files(trainer: Trainer, at_end: bool) -> None:
+    run_dir = trainer.run_dir
+    if trainer.is_finished and not at_end and (trained := _read_sound(run_dir)):
+        if not trained.complete:  # a process was killed after its last checkpoint
+            write_description(run_dir, replace(trained, complete=True))
+        return
+    write_description(run_dir, _describe(trainer))
+    if not at_end:
+        _write_config(run_dir / RUN_CONFIG, trainer.config)
+    if not trainer.is_finished:
+        _write_diff(run_dir / RUN_DIFF)
+
+
+def _read_sound(run_dir: Path) -> RunDescription | None:
+    """Reads run.json; None if it is damaged, of which whoever read the checkpoint has warned."""
+    try:
+        return read_description(run_dir)
+    except CheckpointError:
+        return None
+
+
+def _describe(trainer: Trainer) -> RunDescription:
     corpus, progress, vocab = trainer.corpus, trainer.progress, trainer.corpus.vocab
     sides = zip(("src", "tgt"), corpus.pairs.lengths, strict=True)
     initial = None
     if progress.init_digest:
         initial = InitialWeights(progress.init_step, progress.init_digest, **progress.init_names)
-    description = RunDescription(
+    return RunDescription(
         config=trainer.config,
         corpus=corpus.report,
         corpus_digest=corpus.digest,
@@ -88,14 +112,6 @@ def describe_run(trainer: Trainer) -> None:
         software=describe_software(),
         environment=_environment(trainer),
     )
-    try:
-        write_description(trainer.run_dir, description)
-        if not trainer.is_finished:
-            _write_config(trainer.run_dir / RUN_CONFIG, trainer.config)
-            _write_diff(trainer.run_dir / RUN_DIFF)
-    except OSError as error:
-        path = error.filename2 or error.filename
-        logger.warning("%s: cannot be written: %s", path, error.strerror)
 
 
 def _write_config(path: Path, config: Config) -> None:

@@ -19,6 +19,7 @@ from transformer_mt.text.batching import (
     Batch,
     EncodedPairs,
     Indices,
+    Lengths,
     cut_micro_batches,
     deal_micro_batches,
     padded_size,
@@ -179,9 +180,11 @@ class StepFitter:
             The progress with the bound on micro-batches that the step had; it is not advanced.
         """
 
-        def attempt(progress: Progress) -> None:
+        def cut(progress: Progress) -> list[Indices]:
+            return self.cut_step(progress, pairs, step_pairs)
+
+        def attempt(progress: Progress, parts: list[Indices]) -> None:
             self._capture_packs(progress)
-            parts = self.cut_step(progress, pairs, step_pairs)
             sizes = [self.count_positions(progress, pairs, indices) for indices in parts]
             own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
             micro_batches = [
@@ -190,12 +193,12 @@ class StepFitter:
             ]
             self.engine.train_step(progress.step + 1, micro_batches, self._failing_together)
 
-        return self._repeat_until_it_fits(progress, attempt)
+        return self._repeat_until_it_fits(progress, pairs, cut, attempt)
 
     def check_memory(
         self, progress: Progress, pairs: EncodedPairs, steps: Sequence[Indices]
     ) -> Progress:
-        """Tries the largest micro-batch of an epoch, on all threads; changes no weight.
+        """Tries the micro-batches of an epoch that need the most memory; changes no weight.
 
         Gradients are computed with everything in memory that training needs. Packs all need the
         same, and the graph of their step holds it: for them, capturing that is the trial.
@@ -207,8 +210,14 @@ class StepFitter:
             DeviceError: If a single pair does not fit.
         """
         engine = self.engine
+        count = len(self.cut_step(progress, pairs, steps[0])) / self._processes.world_size
+        at_once = engine.threads.count(math.ceil(count))
 
-        def attempt(progress: Progress) -> None:
+        def cut(progress: Progress) -> list[Indices]:
+            limit = progress.micro_batch_tokens
+            return [] if self.packs else most_demanding(steps, *pairs.lengths, limit, self.workers)
+
+        def attempt(progress: Progress, trials: list[Indices]) -> None:
             for parameter in engine.model.parameters():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -218,26 +227,13 @@ class StepFitter:
             if self._processes.world_size > 1:
                 with self._failing_together():
                     parameters_to_vector(engine.model.parameters())  # as large as what is summed
-            if not self.packs:
-                batch = pairs.batch(self._largest_micro_batch(progress, pairs, steps))
+            for trial in trials:
                 with self._failing_together():
-                    losses = engine.add_gradients(1, [batch] * engine.threads.count(), 1)
+                    losses = engine.add_gradients(1, [pairs.batch(trial)] * at_once, 1)
                 engine.sum_over_processes(losses)
             engine.zero_gradients()
 
-        return self._repeat_until_it_fits(progress, attempt)
-
-    def _largest_micro_batch(
-        self, progress: Progress, pairs: EncodedPairs, steps: Sequence[Indices]
-    ) -> Indices:
-        """Finds that with the most positions; only the largest steps are cut."""
-
-        def size(indices: Indices) -> int:
-            return padded_size(indices, *pairs.lengths)
-
-        likely = sorted(steps, key=size)[-_TRIED_STEPS:]
-        parts = [part for step in likely for part in self.cut_step(progress, pairs, step)]
-        return max(parts, key=size)
+        return self._repeat_until_it_fits(progress, pairs, cut, attempt)
 
     def _collect(self, pairs: EncodedPairs, indices: Indices) -> Batch | Pack:
         if self.engine.packed:
@@ -245,12 +241,17 @@ class StepFitter:
         return pairs.batch(indices)
 
     def _repeat_until_it_fits(
-        self, progress: Progress, attempt: Callable[[Progress], None]
+        self,
+        progress: Progress,
+        pairs: EncodedPairs,
+        cut: Callable[[Progress], list[Indices]],
+        attempt: Callable[[Progress, list[Indices]], None],
     ) -> Progress:
         """Attempts something with micro-batches that are cut finer each time memory runs out."""
         while True:
+            micro_batches = cut(progress)
             try:
-                attempt(progress)
+                attempt(progress, micro_batches)
                 return progress
             except (_OutOfMemory, _CompilationFailed) as error:
                 is_memory, reason = isinstance(error, _OutOfMemory), str(error)
@@ -260,7 +261,7 @@ class StepFitter:
             if self.engine.device.type == "cuda":
                 torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
             if is_memory:
-                progress = self._cut_finer(progress, reason)
+                progress = self._cut_finer(progress, pairs, micro_batches, reason)
             else:
                 logger.warning("%s; this run continues without it, more slowly", reason)
                 self.compile_failed, self.packs = True, False
@@ -299,15 +300,22 @@ class StepFitter:
             where = f"process {rank}: " if self._processes.world_size > 1 else ""
             raise type(first)(f"{where}{first}")
 
-    def _cut_finer(self, progress: Progress, reason: str) -> Progress:
-        """Lowers the bound on micro-batches, of which those so far need too much memory."""
+    def _cut_finer(
+        self, progress: Progress, pairs: EncodedPairs, micro_batches: list[Indices], reason: str
+    ) -> Progress:
+        """Lowers the bound on micro-batches, of which these need too much memory."""
         if self.packs:
-            limit, least = self._pack_capacity(progress) - 1, pack_capacity(1, self._longest)
+            limit = self._pack_capacity(progress) - 1
+            limit = limit if limit >= pack_capacity(1, self._longest) else 0
         else:
-            # A bound above a worker's share of a step has no effect.
-            share = (self.engine.config.train.batch_tokens + self._longest) // self.workers
-            limit, least = min(progress.micro_batch_tokens, share) // 2, 2
-        if limit < least:
+            src, tgt = pairs.lengths
+            sizes = [
+                len(indices) * int(max(src[indices].max(), tgt[indices].max()))
+                for indices in micro_batches
+                if len(indices) > 1
+            ]
+            limit = 1 << (max(sizes) // 2).bit_length() - 1 if sizes else 0
+        if not limit:
             raise DeviceError(f"{reason} with a single pair: {OUT_OF_MEMORY_ADVICE}")
         # A run that begins has not taken a step with other micro-batches.
         finer_step = progress.step + 1 if progress.step else 0
@@ -315,3 +323,41 @@ class StepFitter:
         since = f", from step {finer_step} on, which ends bit-equality" if finer_step else ""
         logger.warning(f"{reason}; now {self._describe_size(progress)}{since}")
         return progress
+
+
+def most_demanding(
+    steps: Sequence[Indices],
+    src_lengths: Lengths,
+    tgt_lengths: Lengths,
+    micro_batch_tokens: int,
+    workers: int = 1,
+) -> list[Indices]:
+    """Finds the micro-batches that need the most memory; only the likeliest steps are cut.
+
+    Returns:
+        The one with the most positions, the one with the longest side, and that of the most pairs.
+    """
+
+    def longest_side(indices: Indices) -> int:
+        return int(max(src_lengths[indices].max(), tgt_lengths[indices].max()))
+
+    def size(indices: Indices) -> int:
+        return padded_size(indices, src_lengths, tgt_lengths)
+
+    def estimated_size(step: Indices) -> float:
+        parts = math.ceil(len(step) * longest_side(step) / micro_batch_tokens)
+        return size(step) / (workers * math.ceil(parts / workers))
+
+    likely = sorted(steps, key=estimated_size)[-_TRIED_STEPS:]
+    micro_batches = [
+        micro_batch
+        for step in (*likely, max(steps, key=longest_side), max(steps, key=len))
+        for micro_batch in cut_micro_batches(
+            step, src_lengths, tgt_lengths, micro_batch_tokens, workers
+        )
+    ]
+    return [
+        max(micro_batches, key=size),
+        max(micro_batches, key=lambda indices: (longest_side(indices), size(indices))),
+        max(micro_batches, key=lambda indices: (len(indices), size(indices))),
+    ]

@@ -103,10 +103,12 @@ def _train_main(
         early_messages.setTarget(log)
         early_messages.flush()
         compare_with(first_dir, trainer)
+        was_finished = trainer.is_finished
         describe_run(trainer)
         remember_text(config.data)
         trainer.run(log)
-        describe_run(trainer)
+        if not was_finished:
+            describe_run(trainer, at_end=True)
         return trainer.progress
 
 

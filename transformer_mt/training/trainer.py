@@ -71,7 +71,8 @@ class Trainer:
         self.run_dir, self.corpus, self.valid, self.pairs = run_dir, corpus, valid, corpus.pairs
         self.fitter, self.engine, self.progress = fitter, fitter.engine, progress
         self.config, self._processes = self.engine.config, self.engine.processes
-        self._epoch_pairs = EpochPairs(corpus, self.config)
+        on_gpu = self.engine.device.type == "cuda"
+        self._epoch_pairs = EpochPairs(corpus, self.config, beside_gpu=on_gpu)
         self._validator = Validator(self.engine, valid, corpus, old_text)
         self._saver = CheckpointSaver(run_dir, fitter, corpus, progress if is_saved else None)
         self._stop, self._peak_flops = StopRequest(), math.nan

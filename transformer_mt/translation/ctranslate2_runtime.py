@@ -74,12 +74,12 @@ class CTranslate2Runtime:
             # CTranslate2 would compute int16 in int8, with a warning that --quiet does not stop.
             compute_type = "float32"
             logger.info(f"{model.path}: this CPU does not support {stored}; computing in float32")
-        local_rank = read_number("LOCAL_RANK") if is_launched() else 0  # torchrun's, for a GPU each
+        has_own_gpu = self.device_type == "cuda" and is_launched()
         try:
             self._translator = ctranslate2.Translator(
                 str(model.path),
                 self.device_type,
-                device_index=local_rank if self.device_type == "cuda" else 0,
+                device_index=read_number("LOCAL_RANK") if has_own_gpu else 0,
                 inter_threads=threads,
                 intra_threads=1,
                 compute_type=compute_type,
