@@ -82,6 +82,8 @@ def test_scores_of_weights_that_were_replaced_are_left_out(tmp_path, caplog):
 def test_names_and_defaults():
     scores = [Score(name, 1.0, "") for name in ("bleu", "chrf", "ter", "comet")]
     assert [score.title for score in scores] == ["BLEU", "chrF2", "TER", "comet"]
+    titles = [Score("bleu", 1.0, f"nrefs:1|tok:{name}").full_title for name in ("13a", "char")]
+    assert titles == ["BLEU", "BLEU (char)"]
     signatures = "nrefs:1|tok:ja-mecab|smooth:exp", "nrefs:1|nc:6"
     assert [Score("bleu", 1.0, s).tokenizer for s in signatures] == ["ja-mecab", ""]
     assert str(SearchSetting()) == "greedy, fp32"
@@ -162,6 +164,9 @@ def test_where_records_are(tmp_path, caplog):
     write_evaluation(average, RECORD)
     assert [path.parent for path in average.glob("*/*")] == [record_folder(average)]
     assert read_evaluations(tmp_path) == read_evaluations(average) == [RECORD]
+    (average / METRICS).touch()  # another run
+    assert not read_evaluations(tmp_path)
+    (average / METRICS).unlink()
     (tmp_path / "evaluations").write_text("in the way")
     write_evaluation(step, RECORD)
     assert caplog.messages == [f"{tmp_path}/evaluations: the scores are not recorded: File exists"]

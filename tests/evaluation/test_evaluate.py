@@ -251,9 +251,13 @@ def test_a_length_penalty_of_greedy_search_is_a_warning(copy_run, texts, call):
         (evaluates, 1, False),
         (translates, 0.6, True),
         ((*translates, "--scores"), 0.6, False),
+        (("evaluate", "--hypotheses", texts / "ref", *files[2:]), 0.6, False),
     ):
         done = call(*words, "--length-penalty", alpha, stdin=texts / "ref")
         assert done.code == 0 and done.out and done.err.count(message) == warned
+    words = "evaluate", "--hypotheses", texts / "ref", *files, "--beam-size", 2
+    for more, warned in (((), True), (("--baseline", copy_run), False), ((copy_run,), True)):
+        assert call(*words, *more).err.count("--beam-size has no effect on --hyp") == warned
 
 
 def test_plain_text_is_scored(texts):

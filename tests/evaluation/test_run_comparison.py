@@ -221,6 +221,11 @@ def test_the_formats(groups):
     assert format_rows([[{"run": "a", "BLEU": -0.001}]], "markdown").endswith("| a | 0.00 |")
     rows = [[{"run": "a|\x1b", "model.attention_bias": False}], [{"run": "b"}]]
     assert format_rows(rows, "markdown").splitlines()[2] == "| a\\|\x1b | false |"
+    row = {"run": "a", "x|y: BLEU": 1.0, "p": 0.00002}
+    assert format_rows([[row]], "markdown").startswith("| run | x\\|y: BLEU | p |\n")
+    assert format_rows([[row]], "markdown", ["X|Y*", "p"]).endswith("| 1.00 | <0.0001 |")
+    row = {"run": "a", "s, split t[:20] (0123abcd): BLEU": 1.0}
+    assert "1.00" in format_rows([[row]], "text", ["S, split t[:20]: *"])
     assert '"ä"' in format_rows([[{"run": "ä"}]], "json")
     assert format_rows(rows, "text") == "run  model.attention_bias\na|\\x1b  false\nb"
 

@@ -2,16 +2,21 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 import torch
+from checkpoints.small_checkpoint import change_config
 from conftest import assert_one_error, replace_file, weights
 from safetensors.torch import save
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.layout import MODEL
+from transformer_mt.checkpoints.layout import CONFIG, MODEL
+from transformer_mt.checkpoints.run_description import read_description, write_description
+from transformer_mt.evaluation.tuning import _name_systems
+from transformer_mt.system.files import canonical_json
 
 
 @pytest.fixture
@@ -26,6 +31,7 @@ def runs(copy_run, tmp_path) -> list[Path]:
             if tensor.dim() > 1:
                 tensor += 0.1 * tensor.std() * torch.randn(tensor.shape, generator=noise)
         replace_file(step, MODEL, save(tensors))
+        replace_file(step, CONFIG, canonical_json(change_config(copy, "train", seed=seed)))
     return copies
 
 
@@ -63,6 +69,19 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
     values = [score.value for score in tested]
     assert quote.startswith(f"BLEU {fmean(values):.2f} ± {stdev(values):.2f}{kind}, ")
     assert quote.endswith(f"{searches[best]}, chosen on {valid}: {tested[0].signature}\n")
+
+
+def test_what_is_one_system(runs):
+    """Runs that differ in their seeds; not a run and a copy or an average of it.
+
+    Sabotage: compare settings alone.
+    """
+    assert _name_systems(runs) == ["", ""]
+    copied = shutil.copytree(runs[0], runs[0].with_name("copy"))
+    assert _name_systems([runs[0], copied]) == ["one: ", "copy: "]
+    description = replace(read_description(copied), averaged_steps=[1])
+    write_description(copied, description)
+    assert _name_systems([runs[1], copied]) == ["average of steps=: ", "average of steps=1: "]
 
 
 def test_a_mistake_shows_first(runs, call):

@@ -88,6 +88,7 @@ def test_what_cannot_be_drawn(untrained_run):
     for choice, message in (
         ({"layer": 0}, "layer 0: choose 1 to 2"),
         ({"layer": 3}, "layer 3: choose 1 to 2"),
+        ({"kind": "self"}, "kind self: choose cross, encoder, decoder"),
     ):
         with pytest.raises(ConfigError, match=f"^{message}$"):
             attention_figure(fake_attention(SRC, TGT), **choice)

@@ -157,14 +157,17 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
     shutil.rmtree(folder)
     assert "-norm. best validation BLEU " in report_text(run)
     folder.mkdir()
-    score = {**values["scores"][0], "value": 12.34}
+    score = {**values["scores"][0], "value": 12.34, "signature": "nrefs:1|tok:char"}
+    part = {**values, "test_set": f"{corpus}, split train[:9] (0123abcd)"}
+    (folder / "part.json").write_text(json.dumps(part))
+    assert "-norm. best validation BLEU " in report_text(run)
     own = {"test_set": f"{corpus}, split test (0123abcd)", "scores": [score], "time": 1.0}
     other = {"test_set": f"{corpus}, split test2 (0123abcd)", "time": 1e11}
     for name, changes in {"own": own, "other": other, "text": {}}.items():
         (folder / f"{name}.json").write_text(json.dumps({**values, **changes}))
     text = report_text(run)
     name = f"{own['test_set']}, {record.checkpoint}, greedy, fp32"
-    assert f"-norm. BLEU, {name} 12.34 " in text and f" Translations {name}; " in text
+    assert f"-norm. BLEU (char), {name} 12.34 " in text and f" Translations {name}; " in text
 
 
 def test_what_a_run_began_with_is_named(run, tmp_path):

@@ -113,6 +113,12 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     (replaced / "file").touch()
     write("new")
     assert holds("new")
+    for old in (path.symlink_to, Path.mkdir):
+        with pytest.raises(FileExistsError, match="has appeared meanwhile"):
+            with atomic_directory(path := parent / old.__name__, replaces=False):
+                path.symlink_to("nowhere") if old is not Path.mkdir else path.mkdir()
+        assert os.path.lexists(path)
+        path.rmdir() if path.is_dir() else path.unlink()
     for name in ("directory", "a", "b"):
         replaced.with_name(f".{name}.replaced").mkdir()
     restore_replaced(parent)

@@ -12,18 +12,19 @@ import transformer_mt
 from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
+from transformer_mt.text.normalization import INVISIBLE, LIGATURES
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
 from transformer_mt.translation.runtime import EXTRA_LENGTH
 
-LINES = [*copy_lines(100, 11), "a\u00adb c\u200bd e\u2060\ufefff", "a b\u0308"]
+LINES = [*copy_lines(100, 11), "b".join(INVISIBLE), "b".join(LIGATURES), "a b\u0308"]
 
 
 def translate(folder) -> list[str]:
     """Translates by the code of the model card, but greedily, with the limit of transformer-mt."""
     card = (folder / "README.md").read_text()
     code = card.split("## How to use it\n\n")[1].split("\n\n`transformer-mt")[0]
-    loading, translating = textwrap.dedent(code).split("text = ")
+    loading, _, translating = textwrap.dedent(code).partition("text = ")
     limit = f"max_decoding_length=len(src.encode(text)) + {EXTRA_LENGTH}"
     translating = translating.replace('"..."', "line").replace(
         "beam_size=4", f"beam_size=1, {limit}"

@@ -13,8 +13,8 @@ from conftest import tiny_config
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress, RunState, load_checkpoint
-from transformer_mt.checkpoints.layout import EMA
-from transformer_mt.checkpoints.run_description import read_description
+from transformer_mt.checkpoints.layout import EMA, METRICS
+from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import OptimConfig
 from transformer_mt.evaluation.evaluate import EvaluationReport, evaluate_systems
@@ -61,9 +61,17 @@ def card_of(checkpoint: Checkpoint, **options: bool) -> str:
     return model_card(checkpoint, "m", "lib", "usage", **options)
 
 
+NAMES = {"name": "both", "text": "pairs", "text_digest": "f" * 64}
+
+
 def test_the_card_of_an_average_has_what_is_known(averaged, caplog):
     """Data, recipe, no scores of the run's, no licence; little of its text without run.json."""
     checkpoint, description = load_checkpoint(averaged), read_description(averaged)
+    began = replace(checkpoint.progress, init_step=1, init_names=NAMES)
+    lines = [{"step": step, "kind": "valid", "old_bleu": 1.0} for step in (0, checkpoint.step)]
+    (averaged.parent / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    begun = replace(checkpoint, state=replace(checkpoint.state, progress=began))
+    assert "BLEU of its validation" not in card_of(begun)  # that was measured on another
     corpus, card = description.corpus, card_of(checkpoint)
     assert yaml.safe_load(card.split("---\n")[1]) == {
         "language": ["de", "en"],
@@ -90,8 +98,8 @@ def test_the_card_of_an_average_has_what_is_known(averaged, caplog):
 def test_a_card_of_other_training(averaged):
     """With Muon, from other weights, a moving average, statistics of the sources."""
     checkpoint = load_checkpoint(averaged)
-    names = {"name": "both", "text": "pairs", "text_digest": "f" * 64}
-    progress = Progress(step=4, init_step=2000, init_digest="e" * 64, init_names=names)
+    write_description(averaged, replace(read_description(averaged), averaged_steps=[]))
+    progress = Progress(step=4, init_step=2000, init_digest="e" * 64, init_names=NAMES)
     metrics = averaged.parent / "metrics.jsonl"
     lines = map(json.loads, metrics.read_text().splitlines())
     *_, last = (line for line in lines if line["kind"] == "valid")

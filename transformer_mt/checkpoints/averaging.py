@@ -1,6 +1,7 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
             " run directory, choose a smaller --last, or raise train.keep_last and train on"
         )
     output = output or run_dir / f"averaged-{last}"
-    if output.exists():
+    if os.path.lexists(output):
         raise CheckpointError(f"{output}: already exists; name another directory with -o")
     try:
         description = description_if_sound(run_dir)
@@ -61,10 +62,11 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
     state = replace(newest.state, progress=progress)
     steps = [checkpoint.progress.step for checkpoint in checkpoints]
     logger.info("averaging steps %s", ", ".join(map(str, steps)))
-    with atomic_directory(output) as folder:  # with run.json from the start
+    with atomic_directory(output, replaces=False) as folder:  # with run.json from the start
         save_checkpoint(folder, {MODEL: weights}, state, newest.config, newest.vocab)
         if description:
-            write_description(folder, replace(description, averaged_steps=steps))
+            described = replace(description, averaged_steps=steps, complete=True)
+            write_description(folder, described)
     return output
 
 

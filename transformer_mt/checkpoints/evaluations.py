@@ -72,6 +72,11 @@ class Score:
             return "BLEU lc"
         return {"bleu": "BLEU", "ter": "TER"}.get(self.name, self.name.replace("chrf", "chrF2"))
 
+    @property
+    def full_title(self) -> str:
+        """The title, with the tokenizer unless it is that of most papers."""
+        return self.title + (f" ({self.tokenizer})" if self.tokenizer not in ("", "13a") else "")
+
     def __str__(self) -> str:
         interval = "" if self.confidence is None else f" ± {self.confidence:.2f}"
         return f"{self.value:.2f}{interval}"
@@ -157,8 +162,10 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
     Skips, with a warning, damaged ones and those of a checkpoint that was saved again since.
     """
     records: list[EvaluationRecord] = []
-    own = directory.glob(f"{FOLDER}/[!.]*.json")
-    for path in sorted((*own, *directory.glob(f"*/{FOLDER}/[!.]*.json"))):
+    own, below = (directory.glob(f"{inside}{FOLDER}/[!.]*.json") for inside in ("", "*/"))
+    # An average or an export has no metrics, another run has.
+    below = (path for path in below if not (path.parent.parent / METRICS).exists())
+    for path in sorted((*own, *below)):
         try:
             record = read_json(path, EvaluationRecord)
             if _is_replaced(record, path.parent.parent):

@@ -140,7 +140,7 @@ def evaluate(
     scored.check(len(runs), report.save)
     if report.json_ and report.samples:
         raise ConfigError("--json prints no sentences: leave out --samples or --json")
-    if runs:
+    if (runs and not scored.hypotheses) or (scored.baseline and scored.baseline.is_dir()):
         search.warn_of_length_penalty()
     elif search.beam_size != SearchOptions.beam_size:
         logger.warning("--beam-size has no effect on --hypotheses")

@@ -42,16 +42,17 @@ _DIGESTS = {
     "started from": "init_digest",
 }
 """Columns with digests, by their keys in the description of a run."""
-_SETTINGS = (*DEFAULTS, *_SOURCES, *_DIGESTS)
-"""Columns that tell runs apart: the keys, and the digests of the program's source and of what a run
-was trained on."""
+_AVERAGED = "average of steps"
+_SETTINGS = (*DEFAULTS, *_SOURCES, *_DIGESTS, _AVERAGED)
+"""Columns that tell runs apart: the keys, the digests of the program's source and of what a run was
+trained on, and the checkpoints of an average."""
 UNFINISHED, _SEARCH, _SCORE, _SIGNATURES = "unfinished", "search", "score", "signatures"
 _TEXT_COLUMNS = ("run", *_SETTINGS, UNFINISHED, _SEARCH, _SCORE)
 _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0, "df": 0, "p": 4}
 """Decimal places of a column; those of scores are two."""
 _TITLE_WIDTH = 12
 """Characters after which the title of a column is wrapped."""
-_RESAMPLING = re.compile(r"\|bs:\d+\|seed:\d+")
+_RESAMPLING = re.compile(r"\|bs:\d+\|seed:\w+")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", '"': r"{\char34}", "±": r"$\pm$"}
 _LATEX |= {"|": r"\textbar\allowbreak{}", "[": "{[}", "*": "{*}", "−": "$-$"}
@@ -101,7 +102,9 @@ def _settings(row: Row) -> Row:
 def _matches(title: str, patterns: Sequence[str]) -> bool:
     """Tells whether a pattern matches, or there is none; case and parentheses need not be given."""
     titles = title.lower(), re.sub(r" \(.*?\)", "", title.lower())
-    return not patterns or any(fnmatchcase(t, p.lower()) for t in titles for p in patterns)
+    # Brackets are those of a slice, not a choice of characters.
+    patterns = [pattern.lower().replace("[", "[[]") for pattern in patterns]
+    return not patterns or any(fnmatchcase(t, p) for t in titles for p in patterns)
 
 
 def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
@@ -140,6 +143,7 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     row["vocab.size"], row["vocab.kind"] = max(vocabulary.src, vocabulary.tgt), vocabulary.kind
     row |= {name: description.environment.get(name, "")[:8] for name in _SOURCES}
     row |= {name: description.digests[key][:8] for name, key in _DIGESTS.items()}
+    row[_AVERAGED] = ", ".join(map(str, description.averaged_steps))
     if not description.complete:
         step, last = metrics.end("step"), description.config.train.max_steps
         row[UNFINISHED] = f"step {step:,.0f} of {last:,}"
@@ -154,8 +158,7 @@ def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> l
         other = "" if record.checkpoint == best else f", {record.checkpoint}"
         search = f"{record.search}{other}"
         for score in record.scores:
-            tokenizer = "" if score.tokenizer in ("", "13a") else f" ({score.tokenizer})"
-            title = f"{record.test_set}: {score.title}{tokenizer}"
+            title = f"{record.test_set}: {score.full_title}"
             if record.test_set != VALIDATION and _matches(title, scores):
                 row = rows.setdefault(search, {**run, _SEARCH: search, _SIGNATURES: {}})
                 row[title] = score.value
@@ -273,14 +276,16 @@ def format_rows(
         means = [f"mean ± standard deviation over {number}seeds"] if counts else []
         return _latex(titles, lines, texts, [*means, *dict.fromkeys(signatures)])
     rule = ["---"] * texts + ["---:"] * (len(titles) - texts)
-    lines = [[cell.replace("|", r"\|") for cell in row] for row in lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rule, *lines))
+    lines = [[cell.replace("|", r"\|") for cell in row] for row in (titles, rule, *lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 def _format_cell(row: Row, title: str) -> str:
     value = row.get(title, "")
     if isinstance(value, str):
         return value
+    if title == "p" and value < 0.0001:
+        return "<0.0001"
     return format_value(value) if title in DEFAULTS else f"{value:z,.{_DECIMALS.get(title, 2)}f}"
 
 

@@ -167,8 +167,9 @@ def compare_scores(
         old, new = cast(list[Result], results[title])
         gain = float(new.score - old.score)
         p = max(smallest, float(new.p_value or 0.0)) if gain else 1.0
-        scores = float(new.score), float(old.score)
-        differences.append(Difference(title, *scores, gain, p, signature.format()))
+        scores, line = (float(new.score), float(old.score)), signature.format()
+        title = Score("bleu", new.score, line).title if title == "BLEU" else title
+        differences.append(Difference(title, *scores, gain, p, line))
     return differences
 
 

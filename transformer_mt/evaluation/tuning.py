@@ -117,7 +117,10 @@ def _name_systems(runs: Sequence[Path]) -> list[str]:
     for row in systems:
         if UNFINISHED in row:
             logger.warning("%s: unfinished (%s)", row["run"], row[UNFINISHED])
-    settings = map(describe_settings, systems)
+    settings = [describe_settings(row) for row in systems]
+    seeds = {(each, row.get("train.seed")) for each, row in zip(settings, systems, strict=True)}
+    if len(seeds) < len(systems):  # one run twice
+        return [f"{name}: " for name in run_names(runs)]
     return [f"{each}: " if each else "" for each in settings]
 
 

@@ -68,8 +68,10 @@ def attention_figure(
         by_head: Whether to draw each head separately.
 
     Raises:
-        ConfigError: If there is no such layer.
+        ConfigError: If there is no such kind or layer.
     """
+    if kind not in _AXES:
+        raise ConfigError(f"kind {kind}: choose {', '.join(_AXES)}")
     layers: list[Array] = getattr(attention, kind)
     number = len(layers) if layer is None else layer
     if not 1 <= number <= len(layers):

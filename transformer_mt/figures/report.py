@@ -47,8 +47,9 @@ def build_report(run_dir: Path) -> str:
     evaluations = read_evaluations(run_dir)  # oldest first
     corpus_name = without_folder(config.data.path)
     tests = [record for record in evaluations if record.test_set != VALIDATION]
-    own = f"{corpus_name}, split test ("  # with a digest
-    tests = [each for each in tests if f"{each.test_set} (".startswith(own)] or tests
+    of_corpus = f"{corpus_name}, split "
+    own = [each for each in tests if f"{each.test_set} (".startswith(f"{of_corpus}test (")]
+    tests = own or [each for each in tests if not each.test_set.startswith(of_corpus)]
     translated = next(reversed(tests or evaluations), None)
     groups = _rank(translated) if translated else {}
     seconds = max(run.progress.seconds, 60 * metrics.end("minutes"))

@@ -74,13 +74,13 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
+def atomic_directory(path: Path, replaces: bool = True) -> Iterator[Path]:
     """Yields an empty directory that becomes `path` if the block ends without an error.
 
     Its files are on disk before it is renamed. An existing directory is first moved to
     `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
     renames. After an error, the previous directory is unchanged. A link to a directory is replaced,
-    and the directory is not.
+    and the directory is not. Without `replaces`, what exists by then is an error.
     """
     temporary, replaced = beside(path, "partial"), beside(path, "replaced")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -91,6 +91,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             yield temporary
             for item in (*temporary.iterdir(), temporary):
                 sync(item)
+        if not replaces and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "has appeared meanwhile", str(path))
         if path.is_symlink():
             path.unlink()  # what it links to is left alone
         elif path.exists():

@@ -84,7 +84,7 @@ class CTranslate2Runtime:
                 intra_threads=1,
                 compute_type=compute_type,
             )
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, TypeError) as error:  # a path that is not UTF-8, too
             raise CheckpointError(f"{model.path}: CTranslate2 cannot load it: {error}") from None
 
     def decode(

@@ -1,5 +1,6 @@
 """Export of a checkpoint to a directory that another library loads, with a model card."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -39,14 +40,14 @@ def export(
     """
     if quantization and format != "ctranslate2":
         raise ConfigError(f"--quantization is for CTranslate2: leave it out with --format {format}")
-    if output.exists():
+    if os.path.lexists(output):
         raise ConfigError(f"{output}: already exists; choose another directory")
     warn_of_changed_model([checkpoint])
     model, stored = checkpoint.build_model(raw), quantization or "float32"
     splitter = LineSplitter(checkpoint.vocab.src, checkpoint.config.data, checkpoint.sources)
     # Longer sequences are refused; the model was not trained on any as long as this.
     positions = sinusoid(torch.arange(2 * splitter.max_length + 1024), model.d_model)
-    with atomic_directory(output) as folder:
+    with atomic_directory(output, replaces=False) as folder:
         if format == "ctranslate2":
             usage = write_ctranslate2(folder, checkpoint, model, positions, stored, raw)
         else:

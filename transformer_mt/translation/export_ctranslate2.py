@@ -11,6 +11,7 @@ from transformer_mt.checkpoints.exported import ExportRecord, write_record
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import DecoderLayer, Transformer
 from transformer_mt.system.extras import require_package
+from transformer_mt.text.normalization import INVISIBLE, LIGATURES
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 from transformer_mt.translation.agreement import require_same_scores, score_with_ctranslate2
 from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
@@ -20,21 +21,27 @@ from transformer_mt.translation.runtime import EXTRA_LENGTH
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
 
-_COMPOSED = r'unicodedata.normalize("NFC", re.sub("[\u00ad\u200b\u2060\ufeff]", "", "..."))'
+_COMPOSED = f"""\
+    invisible, ligatures = {ascii(INVISIBLE)}, {ascii(LIGATURES)}
+    text = text.translate(str.maketrans({{**dict.fromkeys(invisible), **ligatures}}))
+    text = unicodedata.normalize("NFC", text)
+"""
 """How text is read if `data.normalize` is "nfc"."""
 _USAGE = """\
-    import ctranslate2, re, sentencepiece, unicodedata
+    import ctranslate2, sentencepiece, unicodedata
 
     src = sentencepiece.SentencePieceProcessor("{src_model}")
     tgt = sentencepiece.SentencePieceProcessor("{tgt_model}")
     translator = ctranslate2.Translator(".")
-    text = " ".join({read}.split())  # as in training
+    text = "..."
+{read}    text = " ".join(text.split())  # as in training
     results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4{never})
     print(tgt.decode(results[0].hypotheses[0]))
 
-`transformer-mt translate .` does this and more: it limits a translation to {extra} pieces more than
-its source, and splits lines (see "Limits"). [CTranslate2](https://opennmt.net/CTranslate2/) alone
-does neither: pass `max_decoding_length`, and split lines yourself."""
+`transformer-mt translate .` searches greedily unless it is given `--beam-size 4`, and has another
+length penalty. It limits a translation to {extra} pieces more than its source, and splits lines
+(see "Limits"). [CTranslate2](https://opennmt.net/CTranslate2/) alone does neither: pass
+`max_decoding_length`, and split lines yourself."""
 
 
 def write_ctranslate2(
@@ -76,7 +83,7 @@ def write_ctranslate2(
         tgt_model=vocab_files[-1].name,
         never=f", suppress_sequences={[[each] for each in symbols]}" if symbols else "",
         extra=EXTRA_LENGTH,
-        read=_COMPOSED if checkpoint.vocab.form == "nfc" else '"..."',
+        read=_COMPOSED if checkpoint.vocab.form == "nfc" else "",
     )
 
 

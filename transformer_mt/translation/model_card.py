@@ -102,6 +102,7 @@ def _data(config: Config, description: RunDescription | None) -> str:
 def _weights(checkpoint: Checkpoint, description: RunDescription | None, raw: bool) -> str:
     """Says what the weights began with and of what they are the mean, if that is so."""
     progress, text = checkpoint.progress, ""
+    averaged = description.averaged_steps if description else []
     if names := progress.init_names:
         text = (
             f"\nTraining began with the weights of `{names['name']}` after"
@@ -109,9 +110,9 @@ def _weights(checkpoint: Checkpoint, description: RunDescription | None, raw: bo
             f" checkpoint is `{progress.init_digest}`,\nthat of its encoded text"
             f" `{names['text_digest']}`."
         )
-        text += _forgotten(checkpoint, raw)
-    if description and description.averaged_steps:
-        steps = ", ".join(map(str, description.averaged_steps))
+        text += "" if averaged else _forgotten(checkpoint, raw)
+    if averaged:
+        steps = ", ".join(map(str, averaged))
         text += f"\nThe weights are the mean of the checkpoints of steps {steps}."
     if checkpoint.is_averaged(raw):
         decay = checkpoint.config.train.ema_decay
