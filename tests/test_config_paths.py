@@ -42,6 +42,18 @@ def test_a_working_directory_with_a_dollar_sign(tmp_path, monkeypatch, call):
     assert call("init", "new", "--src", "train.de", "--tgt", "train.en").code == 0
 
 
+def test_a_run_of_text_in_the_working_directory_is_its_configuration(tmp_path, monkeypatch, call):
+    """Its config.toml is in another folder. Sabotage: write `.`, which is found beside it."""
+    write_copy_corpus(tmp_path, {"train": 300, "validation": 5, "test": 5})
+    write_toml(tmp_path / "tiny.toml", tiny_values(Path("."), train__max_steps=1))
+    monkeypatch.chdir(tmp_path)
+    assert call("train", "tiny.toml", "-q").code == 0
+    done = call("train", "checkpoints/tiny", "-q")
+    assert (done.code, done.err) == (0, "")
+    (tmp_path / "tiny").mkdir()
+    assert_one_error(call("train", "tiny"), "; name tiny.toml")
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_paths_are_looked_for_beside_the_toml_then_in_the_working_directory(
     tmp_path, monkeypatch, both

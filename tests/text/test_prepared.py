@@ -396,3 +396,8 @@ def test_lines_without_words_whose_translation_differs_are_counted(folder):
     kinds = {"vocab__kind": "char", "data__drop_identical": False}
     prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **kinds))
     assert prepared.sources.changed_wordless == 1 / 5
+    marked = (folder / "numbers.de").read_text().replace("1,5", "<2fr> 1,5")
+    (folder / "numbers.de").write_text(marked)
+    kinds["vocab__symbols"] = ["<2fr>"]
+    prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **kinds))
+    assert prepared.sources.changed_wordless == 1 / 5

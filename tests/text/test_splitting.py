@@ -280,6 +280,22 @@ def test_statistics_of_several_texts():
     assert SourceStatistics.combine(max, [None]) is None
 
 
+@pytest.mark.parametrize("lines", [60_000, 4_500_000])
+def test_two_texts_of_single_sentences_are_one(lines):
+    """Or little text with a few pairs of sentences would end the splitting of a large model.
+
+    Sabotage: choose the largest share and the largest number of lines.
+    """
+    large, little = (
+        SourceStatistics(9, 8, 0.005, 0.0, lines),
+        SourceStatistics(9, 8, 0.05, 0.0, 300),
+    )
+    taught = SourceStatistics(9, 8, 0.3, 0.0, lines)
+    for texts, is_single in (((large, little), True), ((large, taught), False)):
+        assert SourceStatistics.combine(max, texts).is_single_sentences == is_single
+    assert SourceStatistics.combine(min, (large, taught)).is_single_sentences
+
+
 def test_statistics_by_hand():
     """The percentile is a length that occurs, and at least 99.9% are at most as long."""
     lengths = np.array([*range(1, 1500), 5000, 7000])

@@ -68,7 +68,11 @@ def test_files_of_a_strangers_model_are_not_read(record, tmp_path, split):
         with pytest.raises(
             DataError, match=f"data.path = {own_folder}, .* or name the text: {option}$"
         ):
-            readable_corpus(DataConfig(path=str(own_folder)), "test")
+            readable_corpus(DataConfig(path=str(own_folder)), "test", has_option=True)
+    with pytest.raises(
+        DataError, match="it ends at once\\)$"
+    ):  # not what `train` has no option for
+        readable_corpus(DataConfig(path=str(tmp_path)), "test")
     hub = DataConfig(path="wmt/wmt16", cache_dir=secret, prepared_dir=secret)
     assert readable_corpus(hub, "test") == default and not record.exists()
 

@@ -233,6 +233,21 @@ def test_mistakes(work, monkeypatch, call, files, name, src, tgt, culprit):
     assert not Path("new.toml").exists() or Path("new.toml").read_text() == "mine"
 
 
+def test_a_folder_behind_a_symbolic_link(work, call):
+    """Its `..` is the parent of what it links to. Sabotage: count the folders of the path."""
+    Path("real/deep").mkdir(parents=True)
+    Path("link").symlink_to("real/deep")
+    for language in ("de", "en"):
+        Path(f"real/text.{language}").write_text("other\n" * 300)
+    assert call("init", "link/new", "--src", "text.de", "--tgt", "text.en").code == 0
+    assert load_config(Path("link/new.toml")).data.path == str(work)
+
+
+def test_a_text_is_not_its_own_translation(work, call):
+    words = "--src", "text.de", "--tgt", "./text.de", "--src-lang", "de", "--tgt-lang", "en"
+    assert_one_error(call("init", "new", *words), "text.de: is --src and --tgt")
+
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 SLOW = Machine("a slow machine", has_gpu=False, is_fast=False)
 CPU = Machine("a CPU with bf16", has_gpu=False, is_fast=True)

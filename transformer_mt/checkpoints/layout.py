@@ -14,6 +14,8 @@ RUN_FILE = "run.json"
 """Describes the text, model and environment of a run; holds its own SHA-256."""
 RUN_CONFIG, RUN_DIFF = "config.toml", "source.diff"
 """From which `train` repeats a run: its configuration, and changes of the program."""
+LOCK = ".lock"
+"""Held while a run is trained; it stays."""
 STEP_NAME = re.compile(r"step-\d{8,}")
 """The directory names of the checkpoints of steps."""
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from transformer_mt.checkpoints.layout import (
     EXPORT,
     GENERATION_CONFIG,
+    LOCK,
     METRICS,
     RUN_FILE,
     STEP_NAME,
@@ -234,4 +235,4 @@ def lock_run(run_dir: Path) -> AbstractContextManager[Callable[[], bool]]:
             " directory"
         )
 
-    return locked(run_dir / ".lock", refuse)
+    return locked(run_dir / LOCK, refuse)

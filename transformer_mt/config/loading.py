@@ -72,7 +72,7 @@ def format_config(config: Config, commands: str) -> str:
         lines.append(f"\n[{section}]")
         for name, value in keys:
             key = f"{section}.{name}"
-            shown = format_value(_without_home(value) if key in PATH_KEYS and value else value)
+            shown = format_value(_without_home(value, key) if key in PATH_KEYS and value else value)
             origin = "  # default" if value == DEFAULTS[key] else ""
             origin = "  # --set" if key in set_keys else origin
             lines.append(f"# {name} = {shown}" if value is None else f"{name} = {shown}{origin}")
@@ -125,11 +125,13 @@ def expand_path(path: str) -> str:
         return path
 
 
-def _without_home(path: str) -> str:
+def _without_home(path: str, key: str) -> str:
     """Writes a path as it holds for others: below the working directory, or else below `~`."""
     home = os.path.realpath(os.path.expanduser("~"))
     for folder, prefix in ((os.getcwd(), ""), (home, "~/")):
-        if Path(path).is_relative_to(folder):
+        # `.` is another folder for a key that is looked for beside the configuration.
+        is_here = path == folder and key in _SEARCHED_KEYS
+        if Path(path).is_relative_to(folder) and not is_here:
             return prefix + os.path.relpath(path, folder)
     return path
 
@@ -145,8 +147,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        named = Path(f"{path}.toml")
-        hint = f"; name {named}" if named.exists() else ""
+        beside = (Path(f"{name}.toml") for name in (path, path.parent))
+        hint = "".join(f"; name {named}" for named in beside if named.exists())
         message = f"{path}: cannot read the configuration: {error.strerror}{hint}"
         raise ConfigError(message) from None
     try:

@@ -341,4 +341,5 @@ def _digest_file(path: Path) -> str:
 
 def digest_strings(strings: Iterable[str]) -> str:
     """Computes the SHA-256 digest of strings joined by newlines, in hexadecimal."""
-    return hashlib.sha256("\n".join(strings).encode()).hexdigest()
+    # A name of a file need not be UTF-8.
+    return hashlib.sha256("\n".join(strings).encode("utf-8", "surrogateescape")).hexdigest()

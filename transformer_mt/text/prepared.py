@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer_mt.config.changes import on_change
-from transformer_mt.config.keys import Config, DataConfig
+from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.config.section import OnChange, Section
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
@@ -37,13 +37,18 @@ from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
 from transformer_mt.text.cleaning import CLEANING_VERSION, describe_dropped, reason_to_drop_pieces
 from transformer_mt.text.corpus import CorpusSplit, open_split
 from transformer_mt.text.corpus_report import CorpusReport, IdType
-from transformer_mt.text.splitting import SourceStatistics, has_words, split_sentences
+from transformer_mt.text.splitting import (
+    SourceStatistics,
+    has_words,
+    leading_symbols,
+    split_sentences,
+)
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-FORMAT = 5
+FORMAT = 6
 """Format of the files; part of the fingerprint."""
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once."""
@@ -235,7 +240,7 @@ def _write_prepared(
             vocab = train_vocabulary(cleaned.word_counts, config.vocab, config.data.normalize)
             cleaned.word_counts.clear()  # frees up to a gigabyte
         vocab.save(folder)
-        report = _write_ids(config.data, split, cleaned, vocab, folder)
+        report = _write_ids(config, split, cleaned, vocab, folder)
         if split.digest() != split_digest:
             raise DataError(
                 f"data.path = {config.data.path}: the text changed while it was being prepared; run"
@@ -246,7 +251,7 @@ def _write_prepared(
 
 
 def _write_ids(
-    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary, folder: Path
+    config: Config, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> CorpusReport:
     """Writes ids and offsets of the pairs kept, as often as their weights say."""
     dtype: IdType = "uint16" if max(vocab.src.size, vocab.tgt.size) <= 2**16 else "int32"
@@ -261,7 +266,7 @@ def _write_ids(
                     file.writelines(repeat(lines.ids.astype(dtype).data, weight))
                 counts[name] += repeat(lines.counts, weight)
     if not kept:
-        raise cleaned.nothing_left(config)
+        raise cleaned.nothing_left(config.data)
     for name, parts in counts.items():
         np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
     corpus = _map_pairs(folder, dtype)
@@ -284,12 +289,13 @@ def _write_ids(
 
 
 def _encode(
-    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary
+    config: Config, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary
 ) -> Iterator[list[tuple[list[int], list[int], int]]]:
     """Reads a split for the second time.
 
     Yields chunks of the pairs kept, each as source ids, target ids and weight.
     """
+    symbols = leading_symbols(config.vocab.symbols)
     pairs = ProgressBar("encoding", "pairs", len(cleaned.kept), split.read_weighted())
     kept = compress(pairs, cleaned.kept)
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
@@ -298,12 +304,13 @@ def _encode(
         ids = vocab.src.encode(src), vocab.tgt.encode(tgt)
         rows = zip(src, tgt, *ids, weights, strict=True)
         for src_text, tgt_text, src_ids, tgt_ids, weight in rows:
-            if reason := reason_to_drop_pieces(config, len(src_ids), len(tgt_ids)):
+            if reason := reason_to_drop_pieces(config.data, len(src_ids), len(tgt_ids)):
                 cleaned.dropped[reason] += 1
             else:
                 encoded.append((src_ids, tgt_ids, weight))
                 cleaned.words += weight * (len(src_text.split()) + len(tgt_text.split()))
-                sentences = split_sentences(vocab.src.fold(src_text), config.src_lang)
+                src_text = symbols.sub("", src_text)
+                sentences = split_sentences(vocab.src.fold(src_text), config.data.src_lang)
                 cleaned.several_sentences += weight * (len(sentences) > 1)
                 is_changed = src_text.split() != tgt_text.split()
                 cleaned.changed_wordless += weight * (is_changed and not has_words(src_text))

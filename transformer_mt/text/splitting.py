@@ -7,7 +7,7 @@ others without a word.
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from importlib import resources
 from itertools import chain, takewhile
@@ -87,11 +87,19 @@ class SourceStatistics:
 
     @classmethod
     def combine(
-        cls, choose: Callable[[Any], Any], texts: Iterable["SourceStatistics | None"]
+        cls, choose: Callable[..., Any], texts: Iterable["SourceStatistics | None"]
     ) -> "SourceStatistics | None":
-        """Chooses each value from those of several texts, by `max` or `min`, if any is known."""
-        values = [astuple(text) for text in texts if text]
-        return cls(*map(choose, zip(*values, strict=True))) if values else None
+        """Chooses each value from those of several texts, by `max` or `min`, if any is known.
+
+        Of sentences, share and number of lines are those of one text: the largest share of one and
+        the number of another would be those of a text that has taught the model to translate them.
+        """
+        known = [text for text in texts if text]
+        if not known:
+            return None
+        values = cls(*map(choose, zip(*map(astuple, known), strict=True)))
+        text = choose(known, key=lambda x: (not x.is_single_sentences, x.several_sentences))
+        return replace(values, several_sentences=text.several_sentences, lines=text.lines)
 
     @property
     def is_single_sentences(self) -> bool:
@@ -99,6 +107,12 @@ class SourceStatistics:
         share, count = self.several_sentences, self.several_sentences * self.lines
         is_rare = share < _RARE_SENTENCES and 0 < count < _RARE_LINES
         return is_rare or share < SINGLE_SENTENCES
+
+
+def leading_symbols(symbols: Sequence[str]) -> re.Pattern[str]:
+    """Makes a pattern of the symbols at the beginning of a line, up to the text after them."""
+    any_symbol = "|".join(map(re.escape, symbols)) or "(?!)"
+    return re.compile(rf"\A(?:\s*(?:{any_symbol})\s++(?=\S))+")
 
 
 def has_words(text: str) -> bool:
@@ -226,8 +240,7 @@ class LineSplitter:
         split: str = "auto",
         symbols: Sequence[str] = (),
     ) -> None:
-        any_symbol = "|".join(map(re.escape, symbols)) or "(?!)"
-        self._symbols = re.compile(rf"\A(?:\s*(?:{any_symbol})\s++(?=\S))+")
+        self._symbols = leading_symbols(symbols)
         self._model, self._language = model, data.src_lang
         self._unknown = frozenset(model.unknown_ids())
         statistics = statistics or SourceStatistics(data.max_length, data.max_length, 1.0)

@@ -92,7 +92,7 @@ def _load_split(data: DataConfig, split: str, save: Output | None) -> Evaluation
         data = data.model_copy(update={"path": str(Path(split).parent)})
         chosen = split = Path(split).name
     else:
-        data = readable_corpus(data, chosen)
+        data = readable_corpus(data, chosen, has_option=True)
     files = (file for part in open_split(data, chosen).parts for file in part.files)
     if save and not save.overwrites and str(save.target) in resolve_inputs(files):
         raise OutputError(f"{save.name}: is text that is scored; to replace it, add --overwrite")

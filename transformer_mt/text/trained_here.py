@@ -31,10 +31,11 @@ def remember_text(data: DataConfig) -> None:
         logger.warning("%s: %s; `evaluate` will ask for the test text", path, reason)
 
 
-def readable_corpus(data: DataConfig, split: Splits) -> DataConfig:
+def readable_corpus(data: DataConfig, split: Splits, has_option: bool = False) -> DataConfig:
     """Gives the corpus of a model to read a split from.
 
-    If it is not known, it must be of the hub, and its folders are the default ones.
+    If it is not known, it must be of the hub, and its folders are the default ones. `has_option`
+    tells whether the user can name the text instead.
 
     Raises:
         DataError: If it names files that this user has not trained with here.
@@ -46,10 +47,11 @@ def readable_corpus(data: DataConfig, split: Splits) -> DataConfig:
         own = Path(data.path, name).absolute()
         option = f"--split {own} (or --valid of tune)"
         option = option if isinstance(split, str) else "--src and --ref"
+        option = f", or name the text: {option}" if has_option else ""
         raise DataError(
             f"data.path = {data.path}, split {split}: not read, since a model names it, and no"
             " `train` of yours has read it on this machine; repeat the command that trained the"
-            f" model (it ends at once), or name the text: {option}"
+            f" model (it ends at once){option}"
         )
     folders = {key: DEFAULTS[f"data.{key}"] for key in ("cache_dir", "prepared_dir")}
     return data.model_copy(update=folders)

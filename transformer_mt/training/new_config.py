@@ -45,7 +45,10 @@ _MIN_PAIRS = 20
 _MAX_HELD_OUT = 1_000
 _COMMAND = "#     "
 """Begins a line of the template with a command."""
-_KEPT = "data.normalize", "data.max_length", "vocab.symbols", "vocab.sampling", "optim.muon"
+_KEPT = (
+    *("data.normalize", "data.max_length", "vocab.symbols", "vocab.sampling"),
+    *("optim.muon", "valid.tokenize"),
+)
 _WARMUP = 100
 _SPECIAL_PIECES = 260
 """256 bytes and four special pieces."""
@@ -170,7 +173,7 @@ def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str
 
     Warns if it translates other languages than those of `data`.
     """
-    from transformer_mt.checkpoints.run_directory import find_checkpoint
+    from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
     from transformer_mt.training.optimizer import noam_rate
 
     checkpoint = find_checkpoint(run)
@@ -181,7 +184,10 @@ def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str
     vocab, values, optim = checkpoint.vocab, flat_values(checkpoint.config), checkpoint.config.optim
     keys = {k: v for k, v in values.items() if k in _KEPT or re.match("model.(?!dropout)", k)}
     # The width is the same, so it cancels out.
-    final_rate = noam_rate(max(checkpoint.step, 1), 1, optim.warmup_steps, optim.lr_scale)
+    # The best may be from long before, such as step 0 of a run that started from another.
+    newest = load_newest(run)
+    last = newest.step if newest else checkpoint.step
+    final_rate = noam_rate(max(last, 1), 1, optim.warmup_steps, optim.lr_scale)
     return keys | {
         "vocab.kind": vocab.tgt.kind,
         "vocab.size": max(vocab.src.size, vocab.tgt.size),
@@ -189,7 +195,7 @@ def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str
         "optim.warmup_steps": _WARMUP,
         "optim.lr_scale": float(f"{final_rate / noam_rate(_WARMUP, 1, _WARMUP):.2g}"),
         "train.bidirectional_epochs": 0,
-        "train.init_from": str(run if run.is_absolute() else relpath(run, config.parent)),
+        "train.init_from": str(_from_folder(run, config.parent)),
         "valid.every": 200,
         "valid.old_text": True,
     }
@@ -236,6 +242,8 @@ def write_config(
     _parse(data, path)  # a wrong language shows before the text is read
     tuning = _fine_tuning_keys(run, path, data) if run else {}
     text, machine = _measure(src, tgt, src_lang, tgt_lang), this_machine()
+    if src.resolve() == tgt.resolve():
+        raise ConfigError(f"{src}: is --src and --tgt; name the translation as --tgt")
     keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
     _warn(src, tgt, text, 0 if run else _LITTLE_TEXT)
     content = _fill_in(_parse(keys, path), path, text, machine)
@@ -254,6 +262,13 @@ def _language_of(path: Path, option: str) -> str:
     return language
 
 
+def _from_folder(path: Path, folder: Path) -> Path:
+    """Writes a path relative to a folder, unless a symbolic link makes that another file."""
+    relative = Path(relpath(path, folder))
+    is_same = (folder / relative).resolve() == path.resolve()
+    return path if path.is_absolute() else relative if is_same else path.absolute()
+
+
 def _place(src: Path, tgt: Path, config: Path, run: Path) -> tuple[str, str, str]:
     """Returns `data.path` and the two files in it, relative to the configuration's folder.
 
@@ -261,7 +276,7 @@ def _place(src: Path, tgt: Path, config: Path, run: Path) -> tuple[str, str, str
         ConfigError: If one of the names cannot be written in a configuration.
     """
     beside = config.parent
-    paths = [path if path.is_absolute() else Path(relpath(path, beside)) for path in (src, tgt)]
+    paths = [_from_folder(path, beside) for path in (src, tgt)]
     folder = Path()
     if paths[0].parent == paths[1].parent:
         folder, paths = paths[0].parent, [Path(path.name) for path in paths]

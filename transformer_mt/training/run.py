@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
-from transformer_mt.checkpoints.layout import METRICS, STATE
+from transformer_mt.checkpoints.layout import LOCK, METRICS, RUN_DIFF, RUN_FILE, STATE
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest, lock_run
 from transformer_mt.config.changes import without_folders
 from transformer_mt.config.keys import Config, flat_values
@@ -236,6 +236,11 @@ def require_writable(run_dir: Path) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
+    foreign = [name for name in (RUN_FILE, METRICS, RUN_DIFF) if (run_dir / name).exists()]
+    if foreign and not (list_checkpoints(run_dir) or (run_dir / LOCK).exists()):
+        raise CheckpointError(
+            f"{run_dir / foreign[0]}: of another program; name another --run directory"
+        )
     place = run_dir.resolve()
     for folder in (place, *place.parents):
         if (folder / MANIFEST).exists() and (folder / STATE).exists():
