@@ -84,6 +84,14 @@ def test_pairs_with_symbols_are_not_reversed_or_joined(corpus_dir, tmp_path, key
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_ends_among_reversed_pairs_is_told(corpus_dir, tmp_path, caplog):
+    """Sabotage: compare with the number of steps; say it of each run."""
+    for epochs, warned in ((1, 0), (3, 1)):
+        recipe = {"train__bidirectional_epochs": epochs, "train__max_epochs": 1}
+        train(tiny_config(corpus_dir, **recipe, data__train="train[:40]"), tmp_path / str(epochs))
+        assert caplog.text.count("all epochs had reversed pairs") == warned
+
+
 @pytest.mark.parametrize("reversing", [0, 9])
 def test_half_of_the_pairs_are_joined(corpus_dir, tmp_path, reversing):
     """In twos of one direction, others in the next epoch; no token is lost and none added.

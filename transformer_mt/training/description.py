@@ -41,7 +41,7 @@ _COMMAND = "#     "
 def log_start(log: RunLog, trainer: Trainer) -> None:
     """Logs what is trained, by which command and software, and from where it goes on."""
     progress, corpus = trainer.progress, trainer.corpus
-    log.note(f"command: {' '.join(sys.argv)}")
+    log.note(f"command: {shlex.join(sys.argv)}")
     log.note(f"software: {describe_software()}")
     log.note(f"numeric environment: {_environment(trainer)}")
     logger.info(f"{corpus.summary}; {trainer.engine.device.type}, {progress.precision}")

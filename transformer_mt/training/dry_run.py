@@ -67,8 +67,8 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
 def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Measures a few steps, and estimates speed, memory and time of the whole run."""
     config, progress, engine = trainer.config, trainer.progress, trainer.engine
-    peak_bytes, total_bytes = _peak_bytes(engine.device), total_memory(engine.device)
     window, seconds, count = _time_steps(trainer, steps)
+    peak_bytes, total_bytes = _peak_bytes(engine.device), total_memory(engine.device)
     peak_flops = measure_peak_flops(engine.device, engine.precision, engine.processes)
     mfu, step_seconds = window.flops / seconds / peak_flops, seconds / count
     left = steps_left(config, progress, progress.seconds, step_seconds, len(steps))

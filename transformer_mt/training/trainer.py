@@ -90,6 +90,15 @@ class Trainer:
             return False  # not even before the first step
         return self.progress.valid_step == self.progress.step
 
+    def _warn_of_reversed_pairs(self) -> None:
+        epochs = self.config.train.bidirectional_epochs
+        if self.progress.epoch < epochs:
+            logger.warning(
+                "train.bidirectional_epochs = %d: all epochs had reversed pairs; train longer, or"
+                " BLEU is lower than without",
+                epochs,
+            )
+
     @property
     def is_finished(self) -> bool:
         """Whether a limit is reached, and the weights are validated and saved."""
@@ -122,6 +131,7 @@ class Trainer:
                         self._save(final=reason is not None)
                     reason = reason or self._train_epochs()
                 logger.info(f"done: {reason}, at step {self.progress.step}; {following}")
+                self._warn_of_reversed_pairs()
             except _Stopped:
                 self._save(final=True)
                 step = self.progress.step
