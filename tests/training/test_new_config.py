@@ -83,7 +83,7 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
     values = tomllib.loads(Path("new.toml").read_text())
     files, sizes = {"src": "text.de", "tgt": "text.en"}, {"d_model": 256, "d_ff": 1024}
     layers = {"n_heads": 4, "encoder_layers": 3, "decoder_layers": 3}
-    steps = {"batch_tokens": 2000, "bidirectional_epochs": 0}
+    steps = {"batch_tokens": 2000, "bidirectional_epochs": 0, "join_pairs": False}
     assert values == {
         "data": {
             "path": ".",
@@ -266,7 +266,7 @@ def chosen(pairs: int, machine: Machine) -> Config:
 
 SIZES = [
     # pairs, machine; vocab size, width, d_ff, layers, dropout, minutes; sampling, Muon, both ways
-    (40, CPU, 2_000, 256, 1024, 3, 0.3, 60, 0.05, True, 0),
+    (40, CPU, 2_000, 256, 1024, 3, 0.3, 60, 0.05, True, 40),
     (10_000, CPU, 4_000, 256, 1024, 3, 0.3, 60, 0.05, True, 0),
     (20_000, CPU, 6_000, 256, 1024, 3, 0.3, 60, 0.05, True, 20),
     (25_000, CPU, 6_000, 256, 1024, 3, 0.3, 60, 0.0, False, 0),
@@ -274,7 +274,7 @@ SIZES = [
     (100_000, CPU, 8_000, 256, 1024, 4, 0.1, 90, 0.0, True, 0),
     (299_999, CPU, 8_000, 256, 1024, 4, 0.1, 90, 0.0, True, 0),
     (5_000_000, CPU, 8_000, 256, 1024, 4, 0.0, 90, 0.0, True, 0),
-    (9_999, GPU, 2_000, 256, 1024, 3, 0.3, 60, 0.05, True, 0),
+    (9_999, GPU, 2_000, 256, 1024, 3, 0.3, 60, 0.05, True, 40),
     (24_999, GPU, 6_000, 256, 1024, 3, 0.3, 60, 0.05, True, 20),
     (25_000, GPU, 6_000, 256, 1024, 3, 0.3, 60, 0.05, True, 0),
     (99_999, GPU, 6_000, 256, 1024, 3, 0.3, 60, 0.05, True, 0),
@@ -299,6 +299,7 @@ def test_sizes_by_pairs(pairs, machine, values):
     sizes = config.vocab.size, model.d_model, model.d_ff, model.encoder_layers, model.dropout
     recipe = config.vocab.sampling, optim.muon, train.bidirectional_epochs
     assert (*sizes, train.max_minutes, *recipe) == values
+    assert train.join_pairs == (train.bidirectional_epochs == 40)  # with less than 10,000 pairs
     assert model.encoder_layers == model.decoder_layers and config.valid.every == train.save_every
     with_empty = replace(text_of(pairs + 600_000), empty=600_000)
     assert choose_keys(with_empty, machine) == choose_keys(text_of(pairs), machine)
@@ -314,6 +315,7 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
     recipe = flat_values(load_config(CONFIGS / f"{name}.toml"))
     keys = ("size", "sampling", "d_model", "d_ff", "n_heads", "encoder_layers", "decoder_layers")
     keys += ("dropout", "muon", "warmup_steps", "lr_scale", "batch_tokens", "bidirectional_epochs")
+    keys += ("join_pairs",)
     values = flat_values(chosen(pairs, machine))
     different = {key for key in recipe if recipe[key] != values[key]}
     assert not {key for key in different if key.partition(".")[2] in keys}

@@ -160,8 +160,9 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
     for recipe in sizes.pop("recipes"):
         if recipe["pairs"] <= text.usable and recipe["gpu"] <= machine.has_gpu:
             keys = sizes[recipe["sizes"]] | recipe["keys"]
-    if not machine.is_fast:  # the reversed pairs gain only after 6,000 steps
-        keys.pop("train.bidirectional_epochs", None)
+    if not machine.is_fast:  # they gain only after thousands of steps
+        for key in ("train.bidirectional_epochs", "train.join_pairs"):
+            keys.pop(key, None)
     if text.characters > _MANY_CHARACTERS:
         keys["vocab.size"] += text.characters
     most = _SPECIAL_PIECES + text.characters + text.distinct_words // 2
