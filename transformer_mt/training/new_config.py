@@ -46,8 +46,12 @@ _MAX_HELD_OUT = 1_000
 _COMMAND = "#     "
 """Begins a line of the template with a command."""
 _KEPT = (
-    *("data.normalize", "data.max_length", "vocab.symbols", "vocab.sampling"),
-    *("optim.muon", "valid.tokenize"),
+    "data.normalize",
+    "data.max_length",
+    "vocab.symbols",
+    "vocab.sampling",
+    "optim.muon",
+    "valid.tokenize",
 )
 _WARMUP = 100
 _SPECIAL_PIECES = 260

@@ -239,7 +239,7 @@ def require_writable(run_dir: Path) -> None:
     foreign = [name for name in (RUN_FILE, METRICS, RUN_DIFF) if (run_dir / name).exists()]
     if foreign and not (list_checkpoints(run_dir) or (run_dir / LOCK).exists()):
         raise CheckpointError(
-            f"{run_dir / foreign[0]}: of another program; name another --run directory"
+            f"{run_dir / foreign[0]}: written by another program; name another --run directory"
         )
     place = run_dir.resolve()
     for folder in (place, *place.parents):

@@ -92,7 +92,7 @@ class Trainer:
 
     def _warn_of_reversed_pairs(self) -> None:
         epochs = self.config.train.bidirectional_epochs
-        if self.progress.epoch < epochs:
+        if epochs and (self.progress.epoch, self.progress.epoch_step) <= (epochs, 0):
             logger.warning(
                 "train.bidirectional_epochs = %d: all epochs had reversed pairs; train longer, or"
                 " BLEU is lower than without",
