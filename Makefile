@@ -14,13 +14,13 @@ demo: .venv/.installed
 	@echo "    $(BIN)/transformer-mt translate checkpoints/sample"
 	@echo "Train on text of your own: see \"Your own text\" in README.md."
 
-# Two tests at once, each on one thread. With worksteal, most files have one process, and what they
+# Two tests at once. With worksteal, most files have one process, and what they
 # share is made once.
 test: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 check: .venv/.installed-test
 	$(BIN)/ruff check .

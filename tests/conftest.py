@@ -12,6 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+# What fits in memory, and how threads share it, is expected for one.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import fork_server
 import pytest
 
@@ -23,6 +26,7 @@ os.environ["XDG_STATE_HOME"] = _STATE.name  # what is trained in tests is not th
 
 import torch
 import torch.nn.functional as F
+from sacrebleu.significance import PairedTest
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceTrainer
 
@@ -43,6 +47,7 @@ from transformer_mt.translation.export import export
 
 # A run measures the peak of the device, which takes longer than a few steps of a tiny model.
 flops._SIZES["cpu"] = 64
+PairedTest._DEFAULT_SAMPLES["ar"] = 200  # random exchanges of sentences, in place of 10,000
 os.fsync = lambda descriptor: None  # what tests write need not outlive the machine
 
 

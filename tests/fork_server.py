@@ -37,7 +37,7 @@ def context():
     server = get_context("forkserver")
     server.set_forkserver_preload(list(IMPORTED))
     ignored = "ignore::UserWarning:multiprocessing.resource_tracker"  # locks of killed children
-    with patch.dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONWARNINGS=ignored):
+    with patch.dict(os.environ, HF_HUB_OFFLINE="1", PYTHONWARNINGS=ignored):
         configure_libraries()  # before the server imports torch
         ensure_running()
     return server

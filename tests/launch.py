@@ -20,7 +20,7 @@ from transformer_mt.checkpoints.run_directory import load_newest
 
 FAULTY = Path(__file__).parent / "training" / "faulty_process.py"
 PROGRAM = ("-m", "--", "transformer_mt")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
 def free_port() -> int:

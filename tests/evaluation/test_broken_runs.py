@@ -1,4 +1,4 @@
-"""Runs broken on purpose, one or more for each cause of a low BLEU, and two that are healthy."""
+"""Runs broken on purpose, one or more for each cause of a low BLEU, and one that is healthy."""
 
 import random
 from collections.abc import Callable
@@ -50,13 +50,10 @@ def find_causes(
     return {finding.partition(":")[0] for finding in diagnose(folder / "run")}
 
 
-@pytest.mark.parametrize("settings", [[], ONE_LAYER])
-def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
-    """Neither of two layers on each side, nor of a single one.
-
-    From step 450 on the NLL of the moving average falls by 0.02 to 0.05; 0.10 would be too much.
+def test_nothing_is_found_in_a_healthy_run(tmp_path):
+    """From step 450 on the NLL of the moving average falls by 0.02 to 0.05; 0.10 would be too much.
     """
-    settings = "optim.lr_scale=1.4", "valid.every=450", *SMALL[-2:], *settings
+    settings = "optim.lr_scale=1.4", "valid.every=450", *ONE_LAYER, *SMALL[-2:]
     assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 600, *settings)
 
 

@@ -37,10 +37,7 @@ def run_on_disk(config: Path, size: str, script: str) -> subprocess.CompletedPro
         f"mount -t tmpfs -o size={size} tmpfs {disk}; DISK={disk}\n{script}\n"
         f"cp -r {disk}/run {shlex.quote(str(folder / 'kept'))}; exit $CODE"
     ).replace("TRAIN", train)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*NAMESPACE, whole], capture_output=True, text=True, env=environment, timeout=120
-    )
+    return subprocess.run([*NAMESPACE, whole], capture_output=True, text=True, timeout=120)
 
 
 def test_a_full_disk(config):

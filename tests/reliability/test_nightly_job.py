@@ -70,20 +70,20 @@ def results(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_nightly_job(untrained_run, tmp_path):
+def test_a_nightly_job(copy_run, tmp_path):
     """Ten bad files and three kills cost nothing but these files; the next night, all is skipped.
 
     Sabotage: let an error of one file end the job; record files after they are written.
     """
     texts, out, expected = tmp_path / "texts", tmp_path / "out", tmp_path / "expected"
     make_texts(texts)
-    job = start(texts, untrained_run, expected)
+    job = start(texts, copy_run, expected)
     assert job.communicate()[0] == "" and job.returncode == 0
     bad = spoil(texts, out)
     record, state = out / ".transformer-mt.jsonl", out / ".large.en.state"
     sizes = set[int]()
     for place in (record, record, state):
-        job = start(texts, untrained_run, out)
+        job = start(texts, copy_run, out)
         while job.poll() is None:
             size = place.stat().st_size if place.exists() else 0
             if size and (place == state or size not in sizes):
@@ -94,7 +94,7 @@ def test_a_nightly_job(untrained_run, tmp_path):
         job.communicate()
         assert job.returncode == -signal.SIGKILL
     for _ in range(2):
-        job = start(texts, untrained_run, out)
+        job = start(texts, copy_run, out)
         printed, errors = job.communicate()
         assert job.returncode == 3 and "Traceback" not in errors, errors
         summary = json.loads((out / "summary.json").read_text())

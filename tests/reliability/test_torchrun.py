@@ -52,15 +52,6 @@ def config(tmp_path_factory) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def whole(config) -> Path:
-    """Gives a run of two processes that nothing stopped."""
-    run_dir = config.parent / "whole"
-    done = together(2, "train", config, "--run", run_dir)
-    assert done.returncode == 0, done.stderr
-    return run_dir
-
-
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Waits until a run has logged a step."""
     log = run_dir / "metrics.jsonl"
@@ -82,13 +73,18 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tmp_path):
-    """A random one of two, while the launcher restarts them.
+def test_killed_and_stopped_again_and_again_a_run_ends_as_if_never_stopped(config, tmp_path):
+    """First random workers, while the launcher restarts them, then the launcher.
 
-    Sabotage: let the survivor go on, or save; restore in the main process alone.
+    If it is stopped, all stop at the same step and save. If it is killed, all end unsaved, even if
+    no one reads their messages. Sabotage: let the survivor of a worker go on, or save; restore in
+    the main process alone; let each process obey its own signal alone; report a peer that obeyed it
+    as lost; do not end with the launcher.
     """
-    rng, run_dir = random.Random(1), tmp_path / "run"
-    arguments = ("train", config, "--quiet", "--run", run_dir)
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    done = together(2, "train", config, "--run", whole)
+    assert done.returncode == 0, done.stderr
+    rng, arguments = random.Random(1), ("train", config, "--run", run_dir)
     process = start(2, *arguments, options=("--max-restarts", 20))
     for kill in range(KILLS):
         log = run_dir / "train.log"
@@ -98,20 +94,7 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
         assert len(workers) == 2
         os.kill(rng.choice(workers), signal.SIGKILL)
         wait_for_end(workers, 10)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    assert_equal(run_dir, whole, STEPS)
-
-
-def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
-    """All stop at the same step and save; or end unsaved, even if no one reads their messages.
-
-    Sabotage: let each process obey its own signal alone; report a peer that obeyed it as lost; do
-    not end with the launcher.
-    """
-    run_dir = tmp_path / "run"
     for step, signum, is_read in STOPS:
-        process = start(2, "train", config, "--run", run_dir)
         wait_for_step(run_dir, step, process)
         workers = children(process)
         assert len(workers) == 2
@@ -126,8 +109,9 @@ def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
             assert saved >= step
             assert stderr.count(f"interrupted and saved at step {saved}") == 1
             assert "unreachable" not in stderr
-    done = together(2, "train", config, "--run", run_dir)
-    assert done.returncode == 0, done.stderr
+        process = start(2, *arguments)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
     assert_equal(run_dir, whole, STEPS)
 
 

@@ -114,7 +114,7 @@ def packed_config(corpus_dir, **changes):
 def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
     """With dropout. Sabotage: seed packs by their number alone; leave warm-up gradients."""
     recipe = {"model__dropout": 0.3, "train__ema_decay": 0.9}
-    for name, ends in (("whole", (4,)), ("parts", (2, 3, 4))):
+    for name, ends in (("whole", (3,)), ("parts", (2, 3))):
         for steps in ends:
             with SimulatedCuda():
                 train(packed_config(corpus_dir, train__max_steps=steps, **recipe), tmp_path / name)
@@ -126,7 +126,7 @@ def test_several_packs_are_one_step(corpus_dir, tmp_path):
     """Where memory does not hold it at once: the same losses, of packs of one smaller capacity."""
     for name, limit in (("one", "auto"), ("several", 200)):
         recipe = {"train__micro_batch_tokens": limit, "model__dropout": 0.0}
-        recipe |= {"train__batch_tokens": 600, "train__max_steps": 3}
+        recipe |= {"train__batch_tokens": 600, "train__max_steps": 2}
         with SimulatedCuda():
             train(packed_config(corpus_dir, **recipe), tmp_path / name)
         log = (tmp_path / name / "train.log").read_text()

@@ -21,9 +21,9 @@ LINES = copy_lines(40, 31)
 
 
 @pytest.fixture
-def translate(untrained_run, call, monkeypatch, tmp_path):
+def translate(copy_run, call, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments, **options: call("translate", untrained_run, *arguments, **options)
+    return lambda *arguments, **options: call("translate", copy_run, *arguments, **options)
 
 
 def write(path: str, *lines: str) -> Path:
@@ -293,11 +293,11 @@ def test_the_summary_replaces_only_a_summary(translate, texts):
     assert [summary[name] for name in counts] == [0] * 7 and summary["exit_code"] == 3
 
 
-def test_more_files_than_a_process_can_open(untrained_run, tmp_path):
+def test_more_files_than_a_process_can_open(copy_run, tmp_path):
     for number in range(150):
         write(str(tmp_path / f"in/{number}.de"), LINES[0])
     words = command(
-        "translate", untrained_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o"
+        "translate", copy_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o"
     )
     shell = ["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *map(str, words)]
     done = subprocess.run(shell, capture_output=True, text=True, stdin=subprocess.DEVNULL)
