@@ -51,8 +51,7 @@ def find_causes(
 
 
 def test_nothing_is_found_in_a_healthy_run(tmp_path):
-    """From step 450 on the NLL of the moving average falls by 0.02 to 0.05; 0.10 would be too much.
-    """
+    """From step 450 on the NLL of the average falls by 0.02 to 0.05; 0.10 would be too much."""
     settings = "optim.lr_scale=1.4", "valid.every=450", *ONE_LAYER, *SMALL[-2:]
     assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 600, *settings)
 

@@ -1,6 +1,5 @@
 """Full disks and folders that become read-only, on a small file system of their own."""
 
-import os
 import shlex
 import subprocess
 from pathlib import Path

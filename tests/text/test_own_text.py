@@ -79,6 +79,9 @@ def test_a_table_of_the_other_direction_is_reported(tmp_path, caplog):
     swapped = DataConfig(path=str(tmp_path), src_lang="en", tgt_lang="de")
     assert pairs_of(swapped, split) == [("a", "a")]
     assert caplog.messages[0].startswith('{ src = "x.de.gz", tgt = "x.en" }: data.src_lang is en')
+    (tmp_path / "x.csv").write_text("deu,eng\na,b\n")
+    assert pairs_of(swapped, columns("x.csv", "deu", "eng")) == [("a", "b")]
+    assert "{ file = " in caplog.messages[1] and "swap src and tgt, too" in caplog.messages[1]
 
 
 def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path, monkeypatch):
@@ -159,6 +162,8 @@ pq.write_table(pa.Table.from_pylist(ROWS), PARQUET)
         (columns("a.csv", 2, 3), b"1,eins 0,one 0\n\n2,eins 1,one 1\n"),
         (columns("a.csv.zst", 1, 2), b'eins 0;" one 0"\neins 1;one 1\n'),
         (columns("a.csv", "a,,\nc", "d"), b'\xef\xbb\xbf"a,,\nc";d\neins 0;one 0\neins 1;one 1\n'),
+        (columns("a.csv", 1, 2), b"eins 0;one 0;a, b, c\neins 1;one 1;\n"),
+        (columns("a.csv", "a", "b"), b'a, b\neins 0, "one 0"\neins 1,"one 1"\n'),
         (columns("a.csv", "a;;c", "d"), b'"a;;c",d\neins 0,one 0\n"eins 1",one 1\n'),
         (columns("?.ndjson", "a.b.c", "a.d.e"), LINES),
         (columns("a.parquet", "a.b.c", "a.d.e"), PARQUET.getvalue()),

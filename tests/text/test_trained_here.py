@@ -66,11 +66,11 @@ def test_files_of_a_strangers_model_are_not_read(record, tmp_path, split):
     for own_folder in (tmp_path, Path(os.path.relpath(tmp_path))):
         option = rf"--split {own_folder.absolute()}/test \(or --valid of tune\)"
         with pytest.raises(
-            DataError, match=f"data.path = {own_folder}, .* or name the text: {option}$"
+            DataError, match=f"data.path = {own_folder}, .*; name the text by {option}, or repeat"
         ):
             readable_corpus(DataConfig(path=str(own_folder)), "test", has_option=True)
     with pytest.raises(
-        DataError, match="it ends at once\\)$"
+        DataError, match="; repeat the command that trained the model, which"
     ):  # not what `train` has no option for
         readable_corpus(DataConfig(path=str(tmp_path)), "test")
     hub = DataConfig(path="wmt/wmt16", cache_dir=secret, prepared_dir=secret)
@@ -90,11 +90,11 @@ def test_a_strangers_model_is_evaluated_on_what_is_named(copy_run, corpus_dir, t
     replace_file(model, CONFIG, canonical_json(config))
     called = call("evaluate", model)
     assert_one_error(called, str(secret))
-    assert called.err.rstrip().endswith("or name the text: --src and --ref")
+    assert "; name the text by --src and --ref, or repeat" in called.err
     config["data"] |= {"test": "test", "cache_dir": str(secret)}
     replace_file(model, CONFIG, canonical_json(config))
     called = call("evaluate", model)
-    assert_one_error(called, f"name the text: --split {corpus_dir}/test")
+    assert_one_error(called, f"name the text by --split {corpus_dir}/test")
     assert not (model / "evaluations").exists()
     option = re.search(r"--split \S+", called.err)[0].split()
     for words in (option, ("--src", secret, "--ref", secret)):

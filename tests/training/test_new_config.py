@@ -256,7 +256,7 @@ GPU = Machine("a GPU", has_gpu=True, is_fast=True)
 
 def text_of(pairs: int) -> TextStatistics:
     """Makes statistics of a text with many words."""
-    return TextStatistics(pairs, 0, 12.0, distinct_words=10**6, characters=100)
+    return TextStatistics(pairs, 0, 7.0, distinct_words=10**6, characters=100)
 
 
 def chosen(pairs: int, machine: Machine) -> Config:
@@ -305,6 +305,14 @@ def test_sizes_by_pairs(pairs, machine, values):
     assert choose_keys(with_empty, machine) == choose_keys(text_of(pairs), machine)
     for text in (text_of(pairs), with_empty):
         assert text.train_pairs == pairs - 2 * text.held_out
+
+
+def test_a_third_of_an_hour_has_reversed_pairs():
+    """Not the whole of it, if the lines are long. Sabotage: bound nothing; count pairs alone."""
+    long_lines = replace(text_of(9_500), words_per_line=25.0)
+    epochs = [choose_keys(long_lines, each)["train.bidirectional_epochs"] for each in (CPU, GPU)]
+    steps = epochs[0] * 9_500 * 25 * 2 / 2_000
+    assert 2_000 < steps < 3_000 and epochs[1] == 40
 
 
 @pytest.mark.parametrize(
@@ -374,3 +382,4 @@ def test_sizes_by_the_characters():
 def test_what_is_rare_is_not_counted():
     """Characters, which become bytes."""
     assert measure_text([("a" * 9_000 + "b" * 1_000, "€")]).characters == 2
+    assert measure_text([("ä", "á")]) == measure_text([("a\u0308", "a\u0301")])  # as training text

@@ -154,7 +154,11 @@ def test_rows_that_cannot_be_translated_are_kept(caplog):
     with pytest.raises(DataError, match="^in: no column 'DE'; columns: id, de, n"):
         translated("csv", ROWS, "DE")
     assert translated("csv", b"a,b\n1,2", "b", "1") == b"a,b,1\n1,2,2"
-    assert translated("tsv", b'a\t"b\r\n\nc', "2", "9") == b'a\t"b\t"B\r\n\nc'
+    assert translated("tsv", b'a\t"b\r\n\nc', "2", "3") == b'a\t"b\t"B\r\n\nc'
+    assert translated("tsv", b"a\tb\tc\na\n", "1", "4") == b"a\tb\tc\tA\na\n"
+    assert translated("tsv", b"a\nb\tc\n", "1", "2") == b"a\tA\nb\tc\n"
+    assert translated("csv", b"a, b, c;d\ne;f\n", "1", "2") == b"a, b, c;A, B, C\ne;E\n"
+    assert translated("csv", b'a, "b ""c"\n', "2") == b'a, "B ""C"\n'
 
 
 @pytest.mark.parametrize(
@@ -162,6 +166,7 @@ def test_rows_that_cannot_be_translated_are_kept(caplog):
     [
         ("jsonl", b'{"de": "a"}\n', "rows not translated .*: 1, in line 1"),
         ("csv", b"a,b\nc,d\n", "rows not translated .*: 2, in line 1, 2"),
+        ("vtt", b"WEBVTT\n\n00:01.000 -> 00:02.000\nab\n", "has no cues; to translate its lines, "),
         ("srt", b"1\r00:01,0 --> 00:02,0\rab\r", "has no cues; to translate its lines, add "),
     ],
 )
@@ -172,6 +177,16 @@ def test_a_file_without_any_text_is_of_another_format(kind, data, message):
         translated(kind, data, *columns)
     assert translated(kind, b"", *columns) == b"" and translated("csv", b"de\n", "de") == b"de\n"
     assert translated("vtt", b"WEBVTT\n") == b"WEBVTT\n"
+
+
+def test_lines_outside_of_cues_are_reported(caplog):
+    """After an empty line, or false times; a .vtt may have notes there. Sabotage: look at none."""
+    film = b"1\n0:01 --> 0:02\nab\n\ncd\n\n2\n0:03 -> 0:04\nef\n"
+    assert translated("srt", film) == film.replace(b"ab", b"AB")
+    film = b"WEBVTT\n\nNOTE a\n\nb\n" + film.replace(b"1\n", b"")
+    assert translated("vtt", film) == film.replace(b"ab", b"AB")
+    message = "in: lines outside of cues, not translated: "
+    assert caplog.messages == [f"{message}2", f"{message}1"]
 
 
 def test_tags_within_a_text_are_dropped():

@@ -84,6 +84,16 @@ def test_forms_of_inputs(translate, texts, words, prefix):
     assert summary["hidden"] == 2 * in_folder
 
 
+def test_what_is_no_text_is_passed_over_in_a_folder(translate):
+    """With draws, where each file is translated by itself, too. Sabotage: do not read it first."""
+    write("in/a.de", LINES[0])
+    Path("in/picture.png").write_bytes(b"\x89PNG\n")
+    Path("in/bytes").write_bytes(b"a\nb\0c\n")
+    done = translate("-i", "in", "--output-dir", "out", "--sample", "--summary", "s")
+    assert done.code == 0 and tree("out").keys() == {"a.en"}, done.err
+    assert json.loads(Path("s").read_text())["not_text"] == 2
+
+
 def test_outputs_are_no_inputs(translate, texts):
     """Beside them, and run again; sabotage: walk into the folder of outputs, or do not ask."""
     for _ in range(2):
@@ -162,6 +172,7 @@ def test_what_is_made_again(translate, texts):
     assert [run(), run()] == [(3, 0, 0), (0, 3, 0)]
     write("in/a/x.de", *LINES[5:9])
     assert [run(), run("--beam-size", "2"), run("--overwrite")] == [(1, 2, 0), (3, 0, 0), (3, 0, 0)]
+    assert run("--batch-tokens", "99", "--device", "cpu") == (0, 3, 0)
     write("out/b/x.en", "corrected")
     assert run(code=3) == (0, 2, 1) and Path("out/b/x.en").read_text() == "corrected\n"
     assert [run("--overwrite"), run()] == [(3, 0, 0), (0, 3, 0)]
@@ -255,6 +266,23 @@ def test_jobs_with_one_folder_of_outputs(tmp_path):
         first.require_own(output)
 
 
+def test_the_translation_of_another_input_is_not_replaced(translate):
+    """Of one that is still there. Sabotage: record no input; ask before what is complete."""
+    write("news/a.de", LINES[0])
+    write("mail/a.de", LINES[1])
+    assert translate("-i", "news", "--output-dir", "out").code == 0
+    done = translate("-i", "mail", "--output-dir", "out")
+    assert done.code == 3 and "out/a.en: is the translation of " in done.err
+    assert translate("-i", "news", "--output-dir", "out").code == 0
+    Path("mail/a.de").write_bytes(Path("news/a.de").read_bytes())
+    assert "1 already complete" in translate("-i", "mail", "--output-dir", "out").err
+    write("mail/a.de", LINES[1])
+    assert translate("-i", "mail", "--output-dir", "out", "--overwrite").code == 0
+    Path("mail").rename("post")
+    write("post/a.de", LINES[2])
+    assert translate("-i", "post", "--output-dir", "out").code == 0
+
+
 def test_a_tree_of_several_formats(translate, monkeypatch):
     """Only tables have a column; JSON names the file, so a renamed one is translated again."""
     write("in/a.de", "a")
@@ -266,8 +294,9 @@ def test_a_tree_of_several_formats(translate, monkeypatch):
         summary = json.loads(Path("s").read_text())
         assert (summary["done"], summary["skipped"]) == expected
     for path in (Path("in/a.de"), Path("moved/a.de")):
-        path.parent.mkdir(exist_ok=True)
-        write(str(path), "a")
+        if not path.exists():
+            path.parent.mkdir()
+            Path("in/a.de").rename(path)
         assert translate("-i", path, *words, "--format", "jsonl").code == 0
         assert json.loads(Path("out/a.en").read_text())["file"] == str(path)
 
@@ -296,9 +325,7 @@ def test_the_summary_replaces_only_a_summary(translate, texts):
 def test_more_files_than_a_process_can_open(copy_run, tmp_path):
     for number in range(150):
         write(str(tmp_path / f"in/{number}.de"), LINES[0])
-    words = command(
-        "translate", copy_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o"
-    )
+    words = command("translate", copy_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o")
     shell = ["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *map(str, words)]
     done = subprocess.run(shell, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and "150 translated" in done.stderr, done.stderr

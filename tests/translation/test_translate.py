@@ -11,6 +11,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+import fork_server
 import pytest
 from conftest import assert_one_error, command, copy_lines
 
@@ -64,6 +65,7 @@ MISTAKES = [
     (["--files-from", "in.de"], "several inputs need --output-dir"),
     (["--input", "in.de", "--output", "x", "--output-dir", "out"], "choose one"),
     (["--output-dir", "out"], "--output-dir needs files"),
+    (["in.de", "--overwrite"], "--overwrite needs --output-dir"),
     (["--input", "-", "--output-dir", "out"], "--output-dir needs files"),
     (["--files-from", "nope", "--output-dir", "out"], "nope: no such file"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: is a file; name a folder"),
@@ -87,6 +89,15 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     assert_one_error(done, message)
     assert ".partial" not in done.err
     assert source.read_bytes() == TEXT and not list(tmp_path.glob("*/.*"))
+
+
+def test_stdin_is_not_replaced(copy_run, source):
+    """By the translation of itself. Sabotage: do not ask what stdin is."""
+    with source.open() as stdin:
+        words = command("translate", copy_run, "-o", source)
+        process = fork_server.start(words, stdin.fileno(), stderr=os.open(os.devnull, os.O_WRONLY))
+        process.join(60)
+    assert process.exitcode == 2 and source.read_bytes() == TEXT
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

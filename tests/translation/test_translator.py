@@ -17,7 +17,7 @@ from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_voc
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.runtime import Hypothesis
-from transformer_mt.translation.translator import Translation, Translator, count_kinds
+from transformer_mt.translation.translator import Translation, Translator, _join, count_kinds
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
 
@@ -98,6 +98,12 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
     best = Translator(runtime, vocab, splitter(vocab), options).best([*lines, ""])
     assert [translation.status for translation in best] == ["cut"] * 3 + ["ok"]
     assert count_kinds(best) == {"split": 0, "copied": 0, "cut": 3, "empty": 0}
+
+
+def test_chinese_parts_are_joined_without_a_space():
+    """Sabotage: look at the end of the whole text alone."""
+    parts = [[Translation(text, 0.0)] for text in ("你好。", "（世界）", "", "A.", "Go to 东京")]
+    assert _join(parts, 1)[0].text == "你好。（世界）A. Go to 东京"
 
 
 @pytest.mark.parametrize("cut_length", [7, 9])

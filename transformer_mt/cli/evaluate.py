@@ -96,7 +96,7 @@ class MetricGroup:
     tokenizer: str | None = report_option(
         "NAME",
         "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
-        " Default: the run's valid.tokenize; without a run 13a, or char by the script.",
+        " Default: the run's valid.tokenize, or that of the target language.",
         "--tokenize",
     )
 

@@ -113,6 +113,8 @@ class FileGroup:
             raise ConfigError("--output and --output-dir: choose one")
         if self.output_dir and (Path("-") in inputs or not (inputs or self.files_from)):
             raise ConfigError("--output-dir needs files as --input or --files-from")
+        if self.overwrite and not self.output_dir:
+            raise ConfigError("--overwrite needs --output-dir; what --output names is replaced")
         if (len(inputs) > 1 or self.files_from) and not self.output_dir:
             raise ConfigError("several inputs need --output-dir")
         return FileOptions(

@@ -175,9 +175,9 @@ class TrainConfig(Section):
     with little text the model learns more from it. Requires `vocab.shared`, and no
     `vocab.symbols`."""
     join_pairs: Annotated[bool, OnChange.REFUSED] = False
-    """Join half of the pairs of an epoch in twos, others in every epoch: source to source and
-    target to target, unless that is longer than `data.max_length`. With little text the model
-    learns more from it."""
+    """Join half of the pairs, chosen anew each epoch, two by two: source to source and target to
+    target, unless that is longer than `data.max_length`. With little text the model learns more
+    from it. Requires no `vocab.symbols`."""
     max_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
     """Minutes of training over all resumptions, including validation. 0 is no limit."""
     save_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
@@ -257,8 +257,6 @@ class Config(Section):
             yield f"model.d_model = {model.d_model} is not divisible by n_heads = {model.n_heads}"
         if model.tie_embeddings and not vocab.shared:
             yield "model.tie_embeddings = true requires vocab.shared = true"
-        if self.train.bidirectional_epochs and not vocab.shared:
-            yield "train.bidirectional_epochs requires vocab.shared = true"
         if limit != "auto" and limit <= data.max_length:
             yield (
                 f"train.micro_batch_tokens = {limit} cannot hold a pair of data.max_length ="
@@ -269,6 +267,7 @@ class Config(Section):
                 f"vocab.sampling = {vocab.sampling:g} is BPE-dropout, which requires vocab.kind ="
                 f" bpe, not {vocab.kind}"
             )
+        yield from self._mistakes_of_epochs()
         if vocab.symbols and vocab.path is None and vocab.kind == "word":
             yield "vocab.symbols requires vocab.kind = bpe, unigram or char: words have no symbols"
         for key in ("valid", "test"):
@@ -276,6 +275,17 @@ class Config(Section):
                 yield f"data.{key} has a weight; only data.train is repeated"
         if data.src_lang == data.tgt_lang:
             yield f"data.src_lang and data.tgt_lang are the same language, {data.src_lang}"
+
+    def _mistakes_of_epochs(self) -> Iterator[str]:
+        reverses, joins = self.train.bidirectional_epochs, self.train.join_pairs
+        if reverses and not self.vocab.shared:
+            yield "train.bidirectional_epochs requires vocab.shared = true"
+        if self.vocab.symbols and (reverses or joins):
+            key = "bidirectional_epochs" if reverses else "join_pairs"
+            yield (
+                f"train.{key}: vocab.symbols would be in targets or within lines, where they never"
+                " are when translating; leave out one of these keys"
+            )
 
 
 def flat_values(config: Config) -> dict[str, object]:

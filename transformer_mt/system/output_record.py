@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,11 +23,12 @@ RECORD = ".transformer-mt.jsonl"
 
 @dataclass(frozen=True)
 class _Entry:
-    """A file that was written: its name, its digest, and that of its fingerprint."""
+    """A file that was written: its name, its digest, that of its fingerprint, and its input."""
 
     name: str
     sha256: str
     made_from: str
+    source: str = ""
 
 
 _ENTRY = TypeAdapter(_Entry)
@@ -51,6 +52,7 @@ class OutputRecord:
         self._folder, self._path = os.path.realpath(folder), folder / RECORD
         self._overwrite = overwrite
         self._versions: dict[str, dict[str, str]] = {}
+        self._sources: dict[str, str] = {}
         self._bytes_read = 0
         self._read_new()
 
@@ -66,6 +68,7 @@ class OutputRecord:
             with suppress(ValidationError):  # cut by a full disk, or damaged: its file is unknown
                 entry = _ENTRY.validate_json(line, strict=True, extra="forbid")
                 self._versions.setdefault(entry.name, {})[entry.sha256] = entry.made_from
+                self._sources[entry.name] = entry.source
 
     def _name(self, target: str | Path) -> str:
         """Gives the name of a file whose symbolic links are resolved."""
@@ -80,36 +83,41 @@ class OutputRecord:
         """Tells whether this program wrote a file of this name."""
         return self._name(os.path.realpath(path)) in self._versions
 
-    def require_own(self, output: Output) -> str:
-        """Requires that an output would not replace what this program did not write.
-
-        Returns:
-            The digest of the fingerprint of what it would replace; empty if there is nothing, or
-            anything may be replaced.
+    def require_own(self, output: Output) -> None:
+        """Requires that an output would replace nothing but an earlier translation of its input.
 
         Raises:
-            OutputError: If that was edited or is the work of another program.
+            OutputError: If what it would replace was edited, is the work of another program, or is
+                the translation of another input.
         """
-        if self._overwrite or not output.target or not output.target.exists():
-            return ""
-        self._read_new()  # another job may have written it meanwhile
-        versions = self._versions.get(self._name(output.target))
-        present = versions and versions.get(sha256(output.target))
-        if not present:
-            raise OutputError(
-                f"{output.name}: exists, and was edited or written by another program;"
-                " add --overwrite to replace it"
-            )
-        return present
+        self.is_complete(output, None)
 
     def is_complete(self, output: Output, fingerprint: Fingerprint | None) -> bool:
         """Tells whether an output was made from this, and is unchanged since.
 
         Raises:
-            OutputError: As in `require_own`.
+            OutputError: As in `require_own`, if it is not complete.
         """
-        present = self.require_own(output)
-        return fingerprint is not None and present == json_digest(fingerprint)
+        if self._overwrite or not output.target or not output.target.exists():
+            return False
+        self._read_new()  # another job may have written it meanwhile
+        name = self._name(output.target)
+        present = self._versions.get(name, {}).get(sha256(output.target))
+        if not present:
+            raise OutputError(
+                f"{output.name}: exists, and was edited or written by another program;"
+                " add --overwrite to replace it"
+            )
+        if fingerprint is not None and present == json_digest(fingerprint):
+            return True
+        other = os.path.join(self._folder, os.fsdecode(unquote_to_bytes(self._sources[name])))
+        is_known = self._sources[name] and output.source
+        if is_known and os.path.normpath(other) != output.source and os.path.exists(other):
+            raise OutputError(
+                f"{output.name}: is the translation of {os.path.normpath(other)}; name another"
+                " --output-dir, or add --overwrite to replace it"
+            )
+        return False
 
     def require_writable(self) -> None:
         """Raises OutputError if nothing can be added, before any work is done."""
@@ -127,7 +135,12 @@ class OutputRecord:
             OutputError: If the record cannot be written.
         """
         entries = [
-            _Entry(self._name(output.target), digest, json_digest(fingerprint))
+            _Entry(
+                self._name(output.target),
+                digest,
+                json_digest(fingerprint),
+                self._name(output.source) if output.source else "",
+            )
             for output, digest, fingerprint in files
             if output.target
         ]

@@ -47,6 +47,7 @@ class Output:
         suffix: Compression suffix of its name, such as `.gz`, or an empty string.
         descriptor: Descriptor to write to, if the process inherited it; else None.
         overwrites: Whether it may replace an input.
+        source: The only input that it is made from, if that is known, with links resolved.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Output:
     suffix: str = ""
     descriptor: int | None = None
     overwrites: bool = False
+    source: str = ""
 
     @property
     def partial(self) -> Path:

@@ -6,7 +6,6 @@ reader of CSV takes words such as "null" for missing values.
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, permutations
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformer_mt.config.loading import shorten
 from transformer_mt.config.splits import Column, Columns
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compression_suffix
+from transformer_mt.text.tables import LINES_WITH_DELIMITER, find_delimiter
 
 Rows = Iterable[tuple[int, Any]]
 """Rows, or None for a line without one, with the numbers of their last lines."""
@@ -124,12 +124,11 @@ def _read_parquet(path: Path, columns: Columns) -> Rows:
 
 
 def _read_csv(lines: Iterator[str]) -> Rows:
-    """Reads cells between commas, or semicolons if the first row has more, outside quotes."""
-    head = list(islice(lines, 100))  # more than a first row has, although its cells may have breaks
-    first_row, *_ = re.findall(r'(?:[^"\n]|"[^"]*")*', "\n".join(head))
-    delimiter = max(",;", key=re.sub('"[^"]*"', "", first_row).count)
+    """Reads cells between commas or semicolons; quotes may follow spaces."""
+    head = list(islice(lines, LINES_WITH_DELIMITER))
+    delimiter = find_delimiter("\n".join(head))
     ended = (f"{line}\n" for line in chain(head, lines))
-    table = csv.reader(ended, delimiter=delimiter, strict=True)
+    table = csv.reader(ended, delimiter=delimiter, skipinitialspace=True, strict=True)
     return ((table.line_num, row) for row in table)
 
 

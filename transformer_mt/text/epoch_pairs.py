@@ -96,8 +96,7 @@ class EpochPairs:
         beside_gpu: Whether the process trains on a GPU, so that its CPUs are idle.
 
     Raises:
-        ConfigError: If segmentations are to be sampled from a vocabulary that is not one of BPE, or
-            pairs with symbols reversed or joined.
+        ConfigError: If segmentations are to be sampled from a vocabulary that is not one of BPE.
     """
 
     def __init__(self, corpus: PreparedCorpus, config: Config, beside_gpu: bool = False) -> None:
@@ -105,12 +104,6 @@ class EpochPairs:
         self._max_length, self._seed = config.data.max_length, config.train.seed
         self._bidirectional_epochs = config.train.bidirectional_epochs
         self._joins = config.train.join_pairs
-        if config.vocab.symbols and (self._bidirectional_epochs or self._joins):
-            key = "bidirectional_epochs" if self._bidirectional_epochs else "join_pairs"
-            raise ConfigError(
-                f"train.{key}: vocab.symbols would be in targets or within lines, where they never"
-                " are when translating; leave out one of these keys"
-            )
         if rate := config.vocab.sampling:
             src = LineSampler(corpus.vocab.src, rate)
             shared = corpus.vocab.shared

@@ -41,9 +41,9 @@ _UNSPACED_SENTENCE = re.compile(rf".*?(?:[{_UNSPACED_ENDS}]|(?<!\d)．|．(?!\d)
 _QUOTED_SIGN = re.compile(rf"[`'\"„“‚‘(\[{{]+[{_ENDS}]+")
 _DASHES = "-", "--", "–", "—"
 _CONTINUING = tuple(")]}.,:;!?&/+=%|")  # no sentence begins with these
-_MARK = re.compile(r"(?![,;:&+/=%]\Z|[«»“‘]+\Z)[^\w.!?…‼⁇⁈⁉]+")
+_MARK = re.compile(r"(?![,;:&+/=%]\Z|[«“‘]+\Z)[^\w.!?…‼⁇⁈⁉]+")
 """A dash, a smiley or other signs between two sentences, but no quote that may open or close."""
-_CLOSING_MARK = re.compile("[\"'”’)\\]]+|[:;=].+|[\U0001f000-\U0001ffff☺❤♥\ufe0f\u200d]+")
+_CLOSING_MARK = re.compile("[\"'”’»)\\]]+|[:;=].+|[\U0001f000-\U0001ffff☺❤♥\ufe0f\u200d]+")
 """Belongs to the sentence before it: a quote, a bracket, a smiley."""
 _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
 """An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
@@ -132,7 +132,7 @@ def split_sentences(text: str, language: str) -> list[str]:
     """
     if not _POSSIBLE_END.search(text):  # as in most lines
         return [text] if text else []
-    sentences = []
+    sentences, code = [], language[:2]
     for part in _UNSPACED_SENTENCE.findall(text):
         words = part.split(" ")
         has_capitals, has_letters, tested, start, end = part != part.lower(), False, "", 0, 0
@@ -141,8 +141,8 @@ def split_sentences(text: str, language: str) -> list[str]:
                 first = following.lstrip(_OPENING)[:1]
                 # In a text without capitals, any word may begin a sentence.
                 is_within = has_capitals and first.islower() or following.startswith(_CONTINUING)
-                marks = words[end:place]
-                if first and not is_within and _is_end(tested, following, language[:2], marks):
+                before, marks = words[end - 2] if end > start + 1 else "", words[end:place]
+                if first and not is_within and _is_end(before, tested, following, code, marks):
                     end += sum(1 for _ in takewhile(_CLOSING_MARK.fullmatch, marks))
                     sentences.append(" ".join(words[start:end]) + " ")
                     start, has_letters = end, False
@@ -161,10 +161,11 @@ def _end_of(word: str) -> str:
     return word[:end] if _AFTER_END.fullmatch(word, end) and not is_quoted_sign else ""
 
 
-def _is_end(word: str, following: str, language: str, marks: Sequence[str]) -> bool:
+def _is_end(before: str, word: str, following: str, language: str, marks: Sequence[str]) -> bool:
     """Tells whether a word with an end mark ends a sentence if what follows may begin another.
 
     Args:
+        before: The word before it in the same sentence, if any.
         word: Ends in the mark.
         following: The next word.
         language: Its two letters.
@@ -180,7 +181,7 @@ def _is_end(word: str, following: str, language: str, marks: Sequence[str]) -> b
     is_initial, starters = _LETTERS.fullmatch(stem), _listed("starters", language)
     if (
         (language in _ORDINAL_LANGUAGES and re.fullmatch(r"\d{1,3}|[IVX]+", stem))
-        or (is_initial and stem[0].isupper() and "." in stem)
+        or (is_initial and stem[0].isupper() and ("." in stem or before[-1:] not in ("", ".")))
         or not spellings.isdisjoint(_listed("may_end", language))
     ):
         return next_word in starters

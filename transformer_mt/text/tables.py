@@ -12,6 +12,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _decode_at = json.JSONDecoder().raw_decode
 _dump = partial(json.dumps, ensure_ascii=False)
 _NUMBER = re.compile("[1-9][0-9]*")
+LINES_WITH_DELIMITER = 100
+"""More than a first row has, although its cells may have line breaks."""
 _OBJECT = re.compile(r"\s*\{")
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*')
 
@@ -34,6 +36,17 @@ class Cell(NamedTuple):
     encode: Callable[[str], str]
 
 
+def find_delimiter(text: str) -> str:
+    """Finds what delimits the cells of CSV: what every line has outside quotes, or the first more.
+
+    Args:
+        text: Its first `LINES_WITH_DELIMITER` lines.
+    """
+    lines = re.sub(r'"[^"]*(?:"|\Z)', "", text).split("\n")
+    counts = {each: [line.count(each) for line in lines if line.strip()] for each in ",;"}
+    return max(",;", key=lambda each: (min(counts[each], default=0), counts[each][:1]))
+
+
 def line_end(text: str, place: int) -> int:
     """Gives where the line that a place belongs to ends, after its line feed."""
     return text.find("\n", place) + 1 or len(text)
@@ -42,8 +55,7 @@ def line_end(text: str, place: int) -> int:
 class DelimitedTable:
     """Rows of TSV, where quotes are text and a tab always ends a cell, or of CSV.
 
-    Commas or semicolons delimit CSV: which of them is more frequent outside quotes in the first
-    line. Python's `csv` tells neither where a cell stands nor how it is quoted.
+    Python's `csv` tells neither where a cell stands nor how it is quoted.
 
     Args:
         name: The file's name, for messages.
@@ -84,8 +96,12 @@ class DelimitedTable:
         if self._has_names and not self._width:
             new_name = self._read_names(cells)
             return Cell("", end, end, row_end, lambda _: new_name)
-        if self._has_names and len(cells) != self._width:
+        self._width = self._width or len(cells)
+        is_moved = self._has_names or self._source != self._target
+        if is_moved and len(cells) != self._width:
             raise ValueError("has another number of cells than the first row")
+        if self._target > len(cells):
+            raise IndexError("has no column before that of the translation")
         source, begin, before = cells[self._source], end, self._delimiter
         if self._target < len(cells):
             (begin, end), before = spans[self._target], ""
@@ -96,11 +112,12 @@ class DelimitedTable:
     def _split(self, text: str, place: int) -> tuple[list[tuple[int, int]], int]:
         """Gives where the cells of a row begin and end, quotes included, and where the row ends."""
         if not self._delimiter:
-            unquoted = re.sub(r'"[^"]*(?:"|\Z)', "", text[: line_end(text, place)])
-            self._delimiter = max(",;", key=unquoted.count)
+            head = text[place:].split("\n", LINES_WITH_DELIMITER)[:LINES_WITH_DELIMITER]
+            self._delimiter = find_delimiter("\n".join(head))
         cell = rf'"(?:[^"]++|"")*+(?:"|\Z)|(?!")[^{self._delimiter}\r\n]*+'
         cell = cell if self._is_csv else r"[^\t\n]*?"
-        pattern = re.compile(rf"({cell})({self._delimiter}|\r*(?:\n|\Z))")
+        spaces = '(?: +(?="))?' if self._is_csv else ""
+        pattern = re.compile(rf"{spaces}({cell})({self._delimiter}|\r*(?:\n|\Z))")
         spans = list[tuple[int, int]]()
         while match := pattern.match(text, place):
             spans.append(match.span(1))

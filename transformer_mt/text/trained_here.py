@@ -47,11 +47,11 @@ def readable_corpus(data: DataConfig, split: Splits, has_option: bool = False) -
         own = Path(data.path, name).absolute()
         option = f"--split {own} (or --valid of tune)"
         option = option if isinstance(split, str) else "--src and --ref"
-        option = f", or name the text: {option}" if has_option else ""
+        option = f"name the text by {option}, or " if has_option else ""
         raise DataError(
             f"data.path = {data.path}, split {split}: not read, since a model names it, and no"
-            " `train` of yours has read it on this machine; repeat the command that trained the"
-            f" model (it ends at once){option}"
+            f" `train` of yours has read it on this machine; {option}repeat the command that"
+            " trained the model, which resumes it if it is unfinished"
         )
     folders = {key: DEFAULTS[f"data.{key}"] for key in ("cache_dir", "prepared_dir")}
     return data.model_copy(update=folders)

@@ -239,7 +239,8 @@ def require_writable(run_dir: Path) -> None:
     foreign = [name for name in (RUN_FILE, METRICS, RUN_DIFF) if (run_dir / name).exists()]
     if foreign and not (list_checkpoints(run_dir) or (run_dir / LOCK).exists()):
         raise CheckpointError(
-            f"{run_dir / foreign[0]}: written by another program; name another --run directory"
+            f"{run_dir / foreign[0]}: would be replaced, and there is no checkpoint to resume from;"
+            " name another --run directory"
         )
     place = run_dir.resolve()
     for folder in (place, *place.parents):

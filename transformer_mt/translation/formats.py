@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.outputs import Fingerprint
 from transformer_mt.system.streams import compression_suffix
+from transformer_mt.text.splitting import has_words
 from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
 from transformer_mt.translation.options import STRUCTURED_FORMATS, OutputOptions, TranslateOptions
 from transformer_mt.translation.translator import Translation, format_lines
@@ -192,7 +193,7 @@ class _Subtitles:
     """Cues, of which numbers, times and settings are kept, and so is all between them."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._found, self.kept = name, False, 0
+        self._name, self._found, self._is_vtt, self.kept = name, False, False, 0
 
     def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
         end, place = len(text), 0
@@ -203,10 +204,22 @@ class _Subtitles:
         for match in _CUE.finditer(text, 0, end):
             pieces += [text[place : match.start(1)], _cue(match[1])]
             place = match.end()
-        self._found |= place > 0 or text.lstrip("\ufeff").startswith("WEBVTT")
-        if is_last and not self._found and text.strip():
+        pieces.append(text[place:end])
+        self._is_vtt |= text.lstrip("\ufeff").startswith("WEBVTT")
+        self._found |= place > 0
+        lines = (x for each in pieces if isinstance(each, str) for x in each.splitlines())
+        self.kept += sum(map(self._is_kept, lines))
+        if is_last and self.kept and not self._found:
             raise DataError(f"{self._name}: has no cues; to translate its lines, {_AS_TEXT}")
-        return [*pieces, text[place:end]], text[end:]
+        if is_last and self.kept:
+            logger.warning(f"{self._name}: lines outside of cues, not translated: {self.kept:,}")
+        return pieces, text[end:]
+
+    def _is_kept(self, line: str) -> bool:
+        """Tells whether a line outside of cues may be text, or times that were not understood."""
+        if self._is_vtt:  # it may have notes, styles and names of cues there
+            return bool(re.search("(?<!-)->", line))
+        return "-->" not in line and has_words(line)
 
 
 def _cue(cue: str) -> Segment:

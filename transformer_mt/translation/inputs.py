@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ def plan_single(options: FileOptions) -> FilePair:
     """
     path = next(iter(options.inputs), None)
     if path is None or str(path) == "-":
-        return FilePair(None, check_output(options.output))
+        return FilePair(None, check_output(options.output, resolve_inputs([Path("/dev/stdin")])))
     if os.path.isdir(path):
         raise DataError(f"{path}: is a directory; add --output-dir to translate the text in it")
     require_input(path)
@@ -121,7 +121,8 @@ def plan_folder(
             name = options.output_dir / each.name.parent / output_name(each.name, *languages)
             with naming_output(name.parent):
                 name.parent.mkdir(parents=True, exist_ok=True)
-            pair = FilePair(each.path, check_output(name, inputs), each.skips_binary)
+            output = replace(check_output(name, inputs), source=source)
+            pair = FilePair(each.path, output, each.skips_binary)
             other = pairs.setdefault(str(pair.output.target or name), pair)
             if other is not pair and os.path.realpath(other.name) != source:
                 raise OutputError(f"{name}: is already the output of {other.name}; rename one")

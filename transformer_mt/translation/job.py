@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -81,7 +81,7 @@ class _Job:
             translator, made_from = self._load_translator()
             small = SmallFiles(translator, self.options, made_from, record, self.summary)
             for pair in small.translate(pairs):
-                with self.summary.one_file(pair.name), pair.output.lock():
+                with self.summary.one_file(pair.name, pair.skips_binary), pair.output.lock():
                     counts = translate_file(translator, pair, self.options, made_from, record)
                     self.summary.add_file(counts)
         self.summary.report()
@@ -145,13 +145,13 @@ def _fingerprint(
 ) -> Fingerprint:
     """Lists what the bytes of an output depend on beside its input.
 
-    Not the device and the batch size that `auto` and defaults stand for, which only decide between
-    equally likely translations: a machine with more or less memory can continue.
+    Not the device and the batch size, which only decide between equally likely translations: a
+    machine with more or less memory can continue.
     """
     return {
         "checkpoint": [checkpoint.digest for checkpoint in model.checkpoints],
-        **asdict(options.load),
-        **asdict(options.search),
+        **asdict(replace(options.load, device="auto")),
+        **asdict(replace(options.search, batch_tokens=None)),
         **asdict(options.output),
         "precision": model.runtime.precision,
         "chunk_size": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],

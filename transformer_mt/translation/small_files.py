@@ -142,8 +142,8 @@ class SmallFiles:
             return None
         # What is drawn for a line depends on its number in the file; a stopped file goes on.
         alone = not fingerprint or self._options.search.sampling or pair.output.state.exists()
-        chunks = None if alone else self._read_chunks(pair, text_format)
-        if not fingerprint or chunks is None:
+        chunks = self._read_chunks(pair, text_format)
+        if alone or not fingerprint or chunks is None:
             self._large.append(pair)
             return None
         return _SmallFile(pair, fingerprint, chunks, text_format.counts, require_unchanged)

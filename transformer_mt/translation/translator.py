@@ -6,6 +6,7 @@ It knows only the interface of the runtime that decodes, and imports no PyTorch.
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 
+_UNSPACED_END = re.compile("(?<=[。｡！？；：，、．」』）])\n")
+"""Between parts of Chinese and Japanese, which are not separated by spaces."""
 _KINDS = {
     "split": (logging.INFO, "translated in parts"),
     "copied": (logging.INFO, "without words copied"),
@@ -282,7 +285,8 @@ def _join(parts: list[list[Translation]], n_best: int) -> list[Translation]:
     joined = []
     for rank in range(n_best):
         ranked = [part[rank] for part in parts]
-        text = " ".join(filter(None, (each.text for each in ranked)))
+        lines = "\n".join(each.text for each in ranked if each.text)
+        text = _UNSPACED_END.sub("", lines).replace("\n", " ")
         is_cut = any(each.is_cut for each in ranked)
         joined.append(Translation(text, sum(each.score for each in ranked), len(parts), is_cut))
     return joined
