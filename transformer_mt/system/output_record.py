@@ -51,8 +51,7 @@ class OutputRecord:
     def __init__(self, folder: Path, overwrite: bool = False) -> None:
         self._folder, self._path = os.path.realpath(folder), folder / RECORD
         self._overwrite = overwrite
-        self._versions: dict[str, dict[str, str]] = {}
-        self._sources: dict[str, str] = {}
+        self._versions: dict[str, dict[str, _Entry]] = {}
         self._bytes_read = 0
         self._read_new()
 
@@ -67,8 +66,7 @@ class OutputRecord:
         for line in data.splitlines():
             with suppress(ValidationError):  # cut by a full disk, or damaged: its file is unknown
                 entry = _ENTRY.validate_json(line, strict=True, extra="forbid")
-                self._versions.setdefault(entry.name, {})[entry.sha256] = entry.made_from
-                self._sources[entry.name] = entry.source
+                self._versions.setdefault(entry.name, {})[entry.sha256] = entry
 
     def _name(self, target: str | Path) -> str:
         """Gives the name of a file whose symbolic links are resolved."""
@@ -108,10 +106,10 @@ class OutputRecord:
                 f"{output.name}: exists, and was edited or written by another program;"
                 " add --overwrite to replace it"
             )
-        if fingerprint is not None and present == json_digest(fingerprint):
+        if fingerprint is not None and present.made_from == json_digest(fingerprint):
             return True
-        other = os.path.join(self._folder, os.fsdecode(unquote_to_bytes(self._sources[name])))
-        is_known = self._sources[name] and output.source
+        other = os.path.join(self._folder, os.fsdecode(unquote_to_bytes(present.source)))
+        is_known = present.source and output.source
         if is_known and os.path.normpath(other) != output.source and os.path.exists(other):
             raise OutputError(
                 f"{output.name}: is the translation of {os.path.normpath(other)}; name another"

@@ -48,7 +48,7 @@ from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-FORMAT = 6
+FORMAT = 7
 """Format of the files; part of the fingerprint."""
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once."""

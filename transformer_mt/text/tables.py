@@ -37,7 +37,9 @@ class Cell(NamedTuple):
 
 
 def find_delimiter(text: str) -> str:
-    """Finds what delimits the cells of CSV: what every line has outside quotes, or the first more.
+    """Chooses comma or semicolon for CSV: what all lines have, or else the first has more of.
+
+    What stands between quotes does not count.
 
     Args:
         text: Its first `LINES_WITH_DELIMITER` lines.
