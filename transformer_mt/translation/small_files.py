@@ -142,21 +142,29 @@ class SmallFiles:
             return None
         # What is drawn for a line depends on its number in the file; a stopped file goes on.
         alone = not fingerprint or self._options.search.sampling or pair.output.state.exists()
-        chunks = self._read_chunks(pair, text_format)
-        if alone or not fingerprint or chunks is None:
+        chunks = self._read_chunks(pair, text_format, bool(alone))
+        if not fingerprint or chunks is None:
             self._large.append(pair)
             return None
         return _SmallFile(pair, fingerprint, chunks, text_format.counts, require_unchanged)
 
-    def _read_chunks(self, pair: FilePair, text_format: InputFormat) -> list[Segment] | None:
-        """Reads a file; None if it has several chunks."""
+    def _read_chunks(
+        self, pair: FilePair, text_format: InputFormat, alone: bool
+    ) -> list[Segment] | None:
+        """Reads a file; None if it has several chunks, or is to be translated alone.
+
+        Raises:
+            NotTextError: If its first chunk shows that it is not text.
+        """
         size = self._translator.chunk_lines
         with open_input(pair.input) as source:
             lines = LineReader(source, pair.name).chunks(size, size)
             first = next(lines, [])
             if pair.skips_binary and any(b"\0" in line for line in first):
                 raise NotTextError(f"{pair.name}: contains null bytes")
-            return None if next(lines, None) else list(text_format.chunks([first] if first else []))
+            if alone or next(lines, None):
+                return None
+            return list(text_format.chunks([first] if first else []))
 
     def _write(
         self, group: Sequence[_SmallFile], translations: Iterator[list[Translation]]
