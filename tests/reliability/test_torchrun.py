@@ -108,7 +108,8 @@ def test_killed_and_stopped_again_and_again_a_run_ends_as_if_never_stopped(confi
             saved = load_newest(run_dir).progress.step
             assert saved >= step
             assert stderr.count(f"interrupted and saved at step {saved}") == 1
-            assert "unreachable" not in stderr
+            # Before the last start, the survivor of a killed worker may have said so.
+            assert "unreachable" not in stderr.rpartition(" training pairs of ")[2]
         process = start(2, *arguments)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
