@@ -63,6 +63,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate"], "name a run"),
         (["evaluate", "nowhere"], "nowhere"),
         (["evaluate", "run", "--hypotheses", "nope.en"], "nope.en: no such file"),
+        (["evaluate", "run", "--hypotheses", "-"], "-: no such file; stdin is /dev/stdin"),
         (["evaluate", "run", "--hypotheses", TEXT, "--save", TEXT], "de: is also an input"),
         (["evaluate", "run", "--baseline", TEXT, "--save", TEXT], "de: is also an input"),
         (["evaluate", "run", "--src", TEXT, "--ref", "x", "--save", TEXT], "de: is also an input"),

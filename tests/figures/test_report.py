@@ -22,6 +22,7 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID
 from transformer_mt.figures.report import build_report
+from transformer_mt.figures.training import training_figure
 from transformer_mt.system.manifest import read_manifest
 from transformer_mt.training.run import train
 
@@ -213,6 +214,19 @@ def test_a_run_may_lack_parts(run, tmp_path):
     state["progress"]["best_step"] = 6
     replace_file(newest, "state.json", json.dumps(state).encode())
     assert find_checkpoint(old).progress.step == 6 and " steps 12 " in report_text(old)
+
+
+def test_its_checkpoint_may_be_deleted_meanwhile(run, tmp_path, monkeypatch):
+    """By the process that trains it. Sabotage: read the manifest after the charts are drawn."""
+    pruned = shutil.copytree(run, tmp_path / "run")
+
+    def delete_and_draw(*arguments, **options):
+        for checkpoint in list_checkpoints(pruned):
+            shutil.rmtree(checkpoint)
+        return training_figure(*arguments, **options)
+
+    monkeypatch.setattr("transformer_mt.figures.report.training_figure", delete_and_draw)
+    assert read_manifest(find_checkpoint(run).path)["model.safetensors"] in build_report(pruned)
 
 
 def test_an_edited_description_is_named(run, tmp_path):

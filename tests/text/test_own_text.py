@@ -19,6 +19,7 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
 from transformer_mt.text.corpus import load_split, open_split
 from transformer_mt.text.prepared import _fingerprint, prepare
+from transformer_mt.text.test_sets import load_test_set
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -78,10 +79,13 @@ def test_a_table_of_the_other_direction_is_reported(tmp_path, caplog):
     assert pairs_of(DataConfig(path=str(tmp_path)), split) == [("a", "a")] and not caplog.text
     swapped = DataConfig(path=str(tmp_path), src_lang="en", tgt_lang="de")
     assert pairs_of(swapped, split) == [("a", "a")]
-    assert caplog.messages[0].startswith('{ src = "x.de.gz", tgt = "x.en" }: data.src_lang is en')
+    looks = "source and target look swapped; data.src_lang is en and data.tgt_lang is de"
+    assert caplog.messages == [f'{{ src = "x.de.gz", tgt = "x.en" }}: {looks}']
     (tmp_path / "x.csv").write_text("deu,eng\na,b\n")
     assert pairs_of(swapped, columns("x.csv", "deu", "eng")) == [("a", "b")]
-    assert "{ file = " in caplog.messages[1] and "swap src and tgt, too" in caplog.messages[1]
+    assert "{ file = " in caplog.messages[1] and looks in caplog.messages[1]
+    load_test_set(swapped, src=tmp_path / split.src, refs=[tmp_path / split.tgt])
+    assert caplog.messages[2] == f"--src, --ref: {looks}"
 
 
 def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ def test_files_by_name(tmp_path):
         DataError, match=r"a has 2 lines and .*long has 3: they must be line-aligned"
     ):
         load_test_set(ANY, src=tmp_path / "a", refs=[refs[1], tmp_path / "long"])
+    (tmp_path / "a").write_text("noisy\ntwo\n")  # the references are the same
+    assert load_test_set(ANY, src=tmp_path / "a", refs=refs).name != test_set.name
     refs[0].write_text("1\n3\n")  # another text of the same name
     assert load_test_set(ANY, refs=refs[:1]).name != one.name
     changed = load_test_set(ANY, src=tmp_path / "a", refs=refs)

@@ -33,6 +33,7 @@ from transformer_mt.checkpoints.run_description import (
 )
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import load_config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.files import locked
@@ -448,7 +449,10 @@ def test_files_of_another_program_are_not_replaced(corpus_dir, tmp_path, name):
 
 @pytest.mark.parametrize("by_files", [False, True])
 def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, tmp_path, by_files):
-    """Digests decide, not paths. Sabotage: compare the whole paths of files."""
+    """Digests decide, not paths. A finished run records where its text is now, too.
+
+    Sabotage: compare the whole paths of files; leave the description of a finished run as it is.
+    """
 
     def config(folder: Path, steps: int) -> Config:
         changes = {"data__path": str(folder), "train__max_steps": steps}
@@ -463,6 +467,10 @@ def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, tmp_path
     train(config(corpus_dir, 1), tmp_path / "run")
     moved = shutil.copytree(corpus_dir, tmp_path / "moved")
     assert train(config(moved, 2), tmp_path / "run").step == 2
+    again = shutil.copytree(corpus_dir, tmp_path / "again")
+    train(config(again, 2), tmp_path / "run")  # nothing is left to train
+    assert find_checkpoint(tmp_path / "run").config.data == config(again, 2).data
+    assert load_config(tmp_path / "run/config.toml").data == config(again, 2).data
     for split, name in (("validation", "validation"), ("train", "training")):
         text = (moved / f"{split}.en").read_text()
         (moved / f"{split}.en").write_text("x" + text)

@@ -93,9 +93,9 @@ def test_mistakes_are_found_before_a_model_is_loaded(
 
 def test_stdin_is_not_replaced(copy_run, source):
     """By the translation of itself. Sabotage: do not ask what stdin is."""
-    with source.open() as stdin:
+    with source.open() as stdin, open(os.devnull, "w") as null:
         words = command("translate", copy_run, "-o", source)
-        process = fork_server.start(words, stdin.fileno(), stderr=os.open(os.devnull, os.O_WRONLY))
+        process = fork_server.start(words, stdin.fileno(), stderr=null.fileno())
         process.join(60)
     assert process.exitcode == 2 and source.read_bytes() == TEXT
 

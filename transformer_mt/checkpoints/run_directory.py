@@ -78,6 +78,9 @@ def load_step(path: Path, description: RunDescription | None = None) -> "Checkpo
         if differing:
             names = ", ".join(differing)
             raise CheckpointError(f"{path}: of another run: {RUN_FILE} has other {names}")
+        # Written when the run was last resumed, so it knows where the text is now.
+        data = {"data": description.config.data}
+        checkpoint = replace(checkpoint, config=checkpoint.config.model_copy(update=data))
     return checkpoint
 
 
@@ -216,7 +219,6 @@ def read_run(run_dir: Path) -> RecordedRun:
             raise CheckpointError(f"{run_dir}: is {kind}; name the run directory")
     newest, checkpoint = _load_newest_and_best(run_dir) or (None, None)
     description = read_description(run_dir)
-    # Written when the run was last resumed, so it knows where the text is now.
     recorded = description or checkpoint
     if recorded is None:
         raise not_a_run(run_dir, f"{RUN_FILE} and no checkpoint")

@@ -153,18 +153,21 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
 def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> list[Row]:
     """Adds the scores on test sets: a row for each setting of search, or one without scores."""
     rows: dict[str, Row] = {}
+    without_validation = {t: run[t] for t in run if not t.startswith(f"{VALIDATION}: ")}
     for record in read_evaluations(path):
         # The score of another checkpoint must not be taken for that of the best.
-        other = "" if record.checkpoint == best else f", {record.checkpoint}"
-        search = f"{record.search}{other}"
+        is_best = record.checkpoint == best
+        search = f"{record.search}{'' if is_best else f', {record.checkpoint}'}"
         for score in record.scores:
             title = f"{record.test_set}: {score.full_title}"
             if record.test_set != VALIDATION and _matches(title, scores):
-                row = rows.setdefault(search, {**run, _SEARCH: search, _SIGNATURES: {}})
+                known = run if is_best else without_validation
+                row = rows.setdefault(search, {**known, _SEARCH: search, _SIGNATURES: {}})
                 row[title] = score.value
                 signature = _RESAMPLING.sub("", score.signature)  # of an interval, not shown here
                 row[_SIGNATURES][title] = f"{score.title}|{signature}"
-    return list(rows.values()) or [run]
+    has_best = any(row.keys() >= run.keys() for row in rows.values())
+    return [*([] if has_best else [run]), *rows.values()]
 
 
 def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
@@ -187,7 +190,10 @@ def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
                 names = {_SEED: ", ".join(map(str, seeds)), _SCORE: title}
                 tests.append([_common(group[0]) | names | test])
     if not tests:
-        raise ConfigError("--baseline: evaluate two seeds of both settings with the same search")
+        raise ConfigError(
+            "--baseline: evaluate two seeds of both settings with the same search; seeds of one"
+            f" setting differ in {_SEED} alone"
+        )
     return tests
 
 
@@ -235,7 +241,7 @@ def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
         if not any(_matches(title, [pattern]) for title in titles):
             raise ConfigError(f"--columns {pattern}: matches none of: {'; '.join(titles)}")
     # Whatever is chosen, a run that is not finished is marked, and no two rows look the same.
-    needed = {UNFINISHED, *(key for row in rows for key in _settings(row))}
+    needed = {"run", UNFINISHED, *(key for row in rows for key in _settings(row))}
     if len({row.get(_SEARCH) for row in rows}) > 1:
         needed.add(_SEARCH)
     return [title for title in titles if _matches(title, columns) or title in needed]
@@ -254,6 +260,8 @@ def format_rows(
     """
     rows = [row for group in groups for row in group]
     titles = _titles(rows, columns)
+    if file_format == "latex" and columns and not _matches("run", columns):
+        titles.remove("run")
     if file_format == "json":
         objects = [{t: row[t] for t in (*titles, _SIGNATURES) if t in row} for row in rows]
         return json.dumps(objects, indent=1, ensure_ascii=False)
@@ -271,9 +279,11 @@ def format_rows(
     if file_format == "latex":
         known = dict.fromkeys(item for row in rows for item in row.get(_SIGNATURES, {}).items())
         signatures = [text for title, text in known if title in titles or _SCORE in titles]
-        counts = sorted({len(_by_seed(group)) for group in groups} - {0, 1})
+        seeds = {len(_by_seed(group)) for group in groups}
+        counts = sorted(seeds - {0, 1})
         number = f"{counts[0]} " if len(counts) == 1 else ""
-        means = [f"mean ± standard deviation over {number}seeds"] if counts else []
+        singles = "; single runs have no ±" if counts != sorted(seeds) else ""
+        means = [f"mean ± standard deviation over {number}seeds{singles}"] if counts else []
         return _latex(titles, lines, texts, [*means, *dict.fromkeys(signatures)])
     rule = ["---"] * texts + ["---:"] * (len(titles) - texts)
     lines = [[cell.replace("|", r"\|") for cell in row] for row in (titles, rule, *lines)]

@@ -43,6 +43,8 @@ def build_report(run_dir: Path) -> str:
         CheckpointError: If there is no such run, or all its checkpoints are damaged.
     """
     run = read_run(run_dir)
+    # At once, since its trainer may delete the checkpoint.
+    files = read_manifest(run.checkpoint.path) if run.checkpoint else {}
     config, checkpoint, metrics = run.config, run.checkpoint, run.metrics
     evaluations = read_evaluations(run_dir)  # oldest first
     corpus_name = without_folder(config.data.path)
@@ -77,7 +79,7 @@ def build_report(run_dir: Path) -> str:
         groups=groups,
         keys={key: folder.sub('"', format_value(value)) for key, value in values.items()},
         default_keys=[key for key, value in values.items() if value == DEFAULTS[key]],
-        files=read_manifest(checkpoint.path) if checkpoint else {},
+        files=files,
     )
 
 

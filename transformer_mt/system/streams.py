@@ -273,7 +273,8 @@ def require_input(path: Path | None) -> None:
         if stat.S_ISDIR(path.stat().st_mode):
             raise DataError(f"{path}: is a directory; name a file")
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+        hint = "; stdin is /dev/stdin" if str(path) == "-" else ""
+        raise DataError(f"{path}: no such file{hint}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     if not os.access(path, os.R_OK):

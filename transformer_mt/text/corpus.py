@@ -16,15 +16,7 @@ from pathlib import Path
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import expand_path, searched_folders
-from transformer_mt.config.splits import (
-    SLICE,
-    Columns,
-    NamedSplit,
-    Split,
-    SplitColumns,
-    SplitFiles,
-    Splits,
-)
+from transformer_mt.config.splits import SLICE, Columns, NamedSplit, Split, SplitFiles, Splits
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
@@ -151,24 +143,23 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
         paths = _find_files(folder, expand_path(split.file))
         columns = {"src": split.src, "tgt": split.tgt}
         read = partial(_read_data_files, paths, columns)
-    _warn_of_direction(config, split)
+    warn_of_direction(config, str(split), str(split.src), str(split.tgt))
     read = partial(_skip_empty, read) if split.skip_empty else read
     part = _open_files(config, paths, read, split.slice)
     return replace(part, digest=partial(_digest_files, paths, columns), weight=split.weight)
 
 
-def _warn_of_direction(config: DataConfig, split: SplitFiles | SplitColumns) -> None:
+def warn_of_direction(config: DataConfig, place: str, src: str, tgt: str) -> None:
     """Warns of a source file or column that ends in the target language, and the other way round.
 
     By the first two letters, so that `deu` is `de`.
     """
-    names = [str(side) for side in (split.src, split.tgt)]
-    names = [name.removesuffix(compression_suffix(Path(name))) for name in names]
+    names = [name.removesuffix(compression_suffix(Path(name))) for name in (src, tgt)]
     languages = [config.tgt_lang[:2], config.src_lang[:2]]
-    if [name.rpartition(".")[2][:2] for name in names] == languages:
+    if all(languages) and [name.rpartition(".")[2][:2] for name in names] == languages:
         logger.warning(
-            f"{split}: data.src_lang is {config.src_lang} and data.tgt_lang is {config.tgt_lang};"
-            " swap src and tgt, too, unless this is meant"
+            f"{place}: source and target look swapped; data.src_lang is {config.src_lang} and"
+            f" data.tgt_lang is {config.tgt_lang}"
         )
 
 

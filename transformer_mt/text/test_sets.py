@@ -24,6 +24,7 @@ from transformer_mt.text.corpus import (
     open_split,
     read_lines,
     read_source_lines,
+    warn_of_direction,
 )
 from transformer_mt.text.data_files import data_suffix, read_data_file
 from transformer_mt.text.trained_here import readable_corpus
@@ -80,6 +81,8 @@ def load_test_set(
     if test_set is not None:
         return _load_sacrebleu(test_set, data.src_lang, data.tgt_lang)
     if refs:
+        if src:
+            warn_of_direction(data, "--src, --ref", src.name, refs[0].name)
         return _load_files(src, refs, columns)
     return _load_split(data, split or "test", save)
 
@@ -121,9 +124,9 @@ def _load_files(
             )
     if not texts[0]:
         raise DataError(f"{paths[0]}: contains no lines")
-    sources = texts.pop(0) if src else None
     digest = digest_strings(chain.from_iterable(texts))
-    # Other files may have the same names.
+    sources = texts.pop(0) if src else None
+    # Other files may have the same names, and other sources the same references.
     name = f"{', '.join(ref.name for ref in refs)} ({digest[:8]})"
     return EvaluationSet(name.encode(errors="replace").decode(), sources, texts)
 

@@ -62,7 +62,7 @@ def describe_run(trainer: Trainer, at_end: bool = False) -> None:
     """Writes run.json when a run is started, resumed, or has reached one of its limits.
 
     Before it is trained, also config.toml, and source.diff if the program has uncommitted changes.
-    If nothing is left to train, what the run was trained with stays recorded. Logs a warning if
+    If nothing is left to train, only where the text is now is recorded. Logs a warning if
     that fails.
     """
     try:
@@ -75,8 +75,11 @@ def describe_run(trainer: Trainer, at_end: bool = False) -> None:
 def _write_files(trainer: Trainer, at_end: bool) -> None:
     run_dir = trainer.run_dir
     if trainer.is_finished and not at_end and (trained := _read_sound(run_dir)):
-        if not trained.complete:  # a process was killed after its last checkpoint
-            write_description(run_dir, replace(trained, complete=True))
+        # The text may have moved; a process may have been killed after its last checkpoint.
+        config = trained.config.model_copy(update={"data": trainer.config.data})
+        if not trained.complete or config != trained.config:
+            write_description(run_dir, replace(trained, complete=True, config=config))
+            _write_config(run_dir / RUN_CONFIG, config)
         return
     write_description(run_dir, _describe(trainer))
     if not at_end:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 
-_UNSPACED_END = re.compile("(?<=[。｡！？；：，、．」』）])\n")
+_NO_SPACE_AFTER = re.compile("(?<=[。｡！？；：，、．」』）])\n")
 """Between parts of Chinese and Japanese, which are not separated by spaces."""
 _KINDS = {
     "split": (logging.INFO, "translated in parts"),
@@ -286,7 +286,7 @@ def _join(parts: list[list[Translation]], n_best: int) -> list[Translation]:
     for rank in range(n_best):
         ranked = [part[rank] for part in parts]
         lines = "\n".join(each.text for each in ranked if each.text)
-        text = _UNSPACED_END.sub("", lines).replace("\n", " ")
+        text = _NO_SPACE_AFTER.sub("", lines).replace("\n", " ")
         is_cut = any(each.is_cut for each in ranked)
         joined.append(Translation(text, sum(each.score for each in ranked), len(parts), is_cut))
     return joined
