@@ -40,6 +40,22 @@ def test_compute_settings_are_restored(monkeypatch, tf32):
         assert settings() == before
 
 
+def test_compute_settings_of_a_program_with_the_newer_setting():
+    """It makes the older one unreadable. Sabotage: do not catch that; restore that alone."""
+    matmul, others = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision, others.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        with compute_settings(CUDA, tf32=False):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert (matmul.fp32_precision, others.fp32_precision) == ("tf32", before[1])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        matmul.fp32_precision, others.fp32_precision = before
+
+
 def test_devices(monkeypatch):
     """`auto` is CUDA where available; what is absent is an error."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -82,6 +98,7 @@ def test_out_of_memory_is_recognised():
     assert is_out_of_memory(torch.OutOfMemoryError())
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"))
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory\nSearch for x"))
+    assert is_out_of_memory(RuntimeError("backend='inductor' raised:\nCUDA out of memory. x"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)

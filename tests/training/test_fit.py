@@ -11,7 +11,7 @@ from conftest import losses, tiny_config
 from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.run_directory import load_newest
-from transformer_mt.config.keys import Config, DataConfig, ModelConfig
+from transformer_mt.config.keys import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import EncodedPairs, flatten, padded_size
@@ -40,7 +40,7 @@ class Smaller(Processes):
 def fitter_of(device: str, threads: int, processes: Processes) -> StepFitter:
     """Gives a fitter of the paper's base model, which is not allocated."""
     engine = SimpleNamespace(
-        config=Config(data=DataConfig(path="text")),
+        config=Config(data=DataConfig(path="text"), train=TrainConfig(compile=False)),
         model=SimpleNamespace(
             parameters=lambda: [torch.empty(63_100_000, device="meta")],
             output_weight=torch.empty(37_000, 512, device="meta"),
@@ -49,7 +49,7 @@ def fitter_of(device: str, threads: int, processes: Processes) -> StepFitter:
         threads=SimpleNamespace(count=lambda: threads),
         processes=processes,
     )
-    return StepFitter(engine, compile_failed=True)
+    return StepFitter(engine)
 
 
 @pytest.mark.parametrize(

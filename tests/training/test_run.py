@@ -618,18 +618,3 @@ def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypa
     with pytest.raises(DeviceError, match="train.precision = bf16: this cpu device does not"):
         train(wanted, tmp_path / "other")
     assert build_trainer(longer, tmp_path / "other").progress.precision == "fp32"
-
-
-def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, monkeypatch):
-    """The two kinds of kernels round differently."""
-
-    def fail(fitter, progress, *arguments) -> Progress:
-        fitter.compile_failed = True
-        return progress
-
-    config = small_config(corpus_dir, train__max_steps=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(StepFitter, "check_memory", fail)
-        train(config, tmp_path / "run")
-    assert build_trainer(config, tmp_path / "run").fitter.compile_failed
-    assert not build_trainer(config, tmp_path / "other").fitter.compile_failed

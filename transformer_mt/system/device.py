@@ -138,14 +138,23 @@ def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
         yield
         return
     cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    matmul_precision = torch.get_float32_matmul_precision()
+    # PyTorch has an older and a newer setting. The older is set, which its compiler reads, and both
+    # are restored; it cannot be read if the caller has changed the newer one.
+    newer = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    precisions = [setting.fp32_precision for setting in newer]
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        older = "highest"
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
-        torch.set_float32_matmul_precision(matmul_precision)
+        torch.set_float32_matmul_precision(older)
+        for setting, precision in zip(newer, precisions, strict=True):
+            setting.fp32_precision = precision
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -155,6 +164,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     # On the CPU PyTorch raises a plain RuntimeError, when it allocates and when it maps a file.
     cpu = "DefaultCPUAllocator", "Cannot allocate memory"
     # On CUDA a library that allocates by itself has an error of its own, and the driver another,
-    # for instance if other programs have taken all memory.
-    cuda = "ALLOC_FAILED", "CUDA error: out of memory"
+    # for instance if other programs have taken all memory. The compiler wraps either.
+    cuda = "ALLOC_FAILED", "out of memory"
     return isinstance(error, RuntimeError) and any(text in str(error) for text in cpu + cuda)

@@ -17,8 +17,6 @@ from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.version import SOURCE_PACKAGES, __version__, source_digest, source_state
 
-COMPILE_FAILED = "failed"
-"""Value of torch.compile in the environment of a run that continues without it."""
 CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes", "torch.compile"))
 """What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
 _RECORDED = frozenset(("train.device", "train.compile"))
@@ -42,7 +40,6 @@ def numeric_environment(fitter: StepFitter) -> dict[str, str]:
     Two runs of one configuration are bit-equal if these are equal and their steps are cut alike.
     """
     engine, device = fitter.engine, fitter.engine.device
-    compiled = COMPILE_FAILED if fitter.compile_failed else "on" if fitter.packs else "off"
     # To the libraries, an empty variable is not set.
     variables = [f"{k}={v}" for k, v in sorted(os.environ.items()) if v and _VARIABLES.fullmatch(k)]
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
@@ -54,7 +51,7 @@ def numeric_environment(fitter: StepFitter) -> dict[str, str]:
         "environment variables": ", ".join(variables) or "none",
         "processes": str(engine.processes.world_size),
         "precision": engine.precision,
-        "torch.compile": compiled,
+        "torch.compile": "on" if fitter.packs else "off",
     }
     if device.type == "cpu":
         environment["threads"] = str(torch.get_num_threads())

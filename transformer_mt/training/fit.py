@@ -87,7 +87,6 @@ class StepFitter:
 
     Args:
         engine: The engine.
-        compile_failed: Whether compiling has failed in this run and is not tried again.
 
     Attributes:
         packs: Whether micro-batches are packs, as on CUDA with `train.compile`, not padded batches.
@@ -95,13 +94,12 @@ class StepFitter:
             same time.
     """
 
-    def __init__(self, engine: Engine, compile_failed: bool = False) -> None:
-        self.engine, self.compile_failed = engine, compile_failed
-        self._processes = engine.processes
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self._processes = engine, engine.processes
         # All processes must cut steps alike, even if one has fewer threads.
         self.workers = self._processes.world_size * self._processes.min(engine.threads.count())
         config, model = engine.config, engine.config.model
-        is_compiled = engine.device.type == "cuda" and config.train.compile and not compile_failed
+        is_compiled = engine.device.type == "cuda" and config.train.compile
         # What flex attention's kernels cannot do.
         is_unusual = model.attention_dropout or model.d_model // model.n_heads < _LEAST_HEAD_WIDTH
         self.packs = is_compiled and not is_unusual
@@ -263,8 +261,8 @@ class StepFitter:
             if is_memory:
                 progress = self._cut_finer(progress, pairs, micro_batches, reason)
             else:
-                logger.warning("%s; this run continues without it, more slowly", reason)
-                self.compile_failed, self.packs = True, False
+                logger.warning("%s; training continues without it, more slowly", reason)
+                self.packs = False
 
     def _capture_packs(self, progress: Progress) -> None:
         """Makes the engine compute packs of the capacity that is due, unless it does already."""
@@ -287,6 +285,7 @@ class StepFitter:
                 failure = _OutOfMemory(f"out of memory on {self.engine.device.type}")
             elif is_capturing:
                 reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
+                reason = " ".join(reason.split())
                 failure = _CompilationFailed(
                     f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
                     " or set train.compile = false"

@@ -30,7 +30,7 @@ from transformer_mt.text.prepared import prepare
 from transformer_mt.text.trained_here import readable_corpus, remember_text
 from transformer_mt.training.description import compare_with, describe_run, log_start
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.environment import COMPILE_FAILED, numeric_software
+from transformer_mt.training.environment import numeric_software
 from transformer_mt.training.fit import StepFitter, require_memory
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.starting_state import begin_from, initial_checkpoint, resume
@@ -168,12 +168,9 @@ def build_trainer(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
     _require_same_everywhere(config, progress, processes)
-    # A run that continued without torch.compile stays so.
-    environment = checkpoint.state.environment if checkpoint else {}
-    compile_failed = environment.get("torch.compile") == COMPILE_FAILED
     sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
     engine = Engine(config, *sizes, device, precision, processes)
-    fitter = StepFitter(engine, compile_failed)
+    fitter = StepFitter(engine)
     limit = config.train.micro_batch_tokens
     if limit == "auto":
         limit = fitter.find_micro_batch_tokens()
