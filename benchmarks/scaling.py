@@ -59,19 +59,18 @@ def plan(
     settings = load_config(config, set_)
     corpus = prepare(settings)
     drawn = np.random.default_rng(1).integers(0, len(corpus.pairs), pairs)
-    src_lengths, tgt_lengths = corpus.pairs.lengths
-    lengths = (src_lengths[drawn], tgt_lengths[drawn])
+    lengths = corpus.pairs.lengths[:, drawn]
     began = time.monotonic()
-    steps = plan_epoch(*lengths, settings.train.batch_tokens, settings.train.seed, 0)
+    steps = plan_epoch(lengths, settings.train.batch_tokens, settings.train.seed, 0)
     seconds = time.monotonic() - began
     print(f"{len(steps):,} steps planned in {seconds:.1f} s")
     src_flops, tgt_flops = flops_per_token(settings.model, corpus.vocab.tgt.size)
 
     def flops(pairs: Indices) -> int:
-        src, tgt = (int(side[pairs].max()) for side in lengths)
+        src, tgt = lengths[:, pairs].max(axis=1).tolist()
         return len(pairs) * (src * src_flops + tgt * tgt_flops)
 
-    measures = {"positions": lambda pairs: padded_size(pairs, *lengths), "flops": flops}
+    measures = {"positions": lambda pairs: padded_size(pairs, lengths), "flops": flops}
     shares = {}
     for gpus in (8, 64):
         shares[gpus] = idle_shares(steps, lengths, gpus, measures)
@@ -81,16 +80,13 @@ def plan(
 
 
 def idle_shares(
-    steps: list[Indices],
-    lengths: tuple[Lengths, Lengths],
-    gpus: int,
-    measures: dict[str, Callable[[Indices], int]],
+    steps: list[Indices], lengths: Lengths, gpus: int, measures: dict[str, Callable[[Indices], int]]
 ) -> dict[str, float]:
     """Computes the share of time that GPUs wait in a sample of steps, by each measure of work."""
     longest, total = Counter[str](), Counter[str]()
     for step in np.unique(np.linspace(0, len(steps) - 1, SAMPLE_STEPS, dtype=int)):
-        parts = cut_micro_batches(steps[step], *lengths, LIMIT, gpus)
-        dealt = deal_micro_batches([padded_size(pairs, *lengths) for pairs in parts], gpus)
+        parts = cut_micro_batches(steps[step], lengths, LIMIT, gpus)
+        dealt = deal_micro_batches([padded_size(pairs, lengths) for pairs in parts], gpus)
         for name, work in measures.items():
             work_of = [sum(work(parts[number]) for number in numbers) for numbers in dealt]
             longest[name] += max(work_of)

@@ -89,7 +89,7 @@ class Task:
 
     def plan(self) -> list[Indices]:
         """Gives the steps of an epoch."""
-        return plan_epoch(*self.pairs.lengths, self.config.train.batch_tokens, 1, 0)
+        return plan_epoch(self.pairs.lengths, self.config.train.batch_tokens, 1, 0)
 
 
 @dataclass

@@ -36,7 +36,7 @@ from transformer_mt.cli.program import main
 from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import parse_json, sha256
 from transformer_mt.system.manifest import read_manifest, write_manifest
 from transformer_mt.text.corpus import load_split
@@ -265,8 +265,8 @@ def _process():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    PACKAGE_LOGGER.handlers.clear()
-    PACKAGE_LOGGER.setLevel(logging.NOTSET)
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
 
 
 def command(*arguments: object) -> list[str]:

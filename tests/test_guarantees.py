@@ -243,7 +243,7 @@ def test_guarantee_5_hardware_does_not_change_the_recipe(corpus_dir, tmp_path):
         trainer.fitter.workers = workers
         trainer.progress = replace(trainer.progress, epoch=2)
         step = trainer.start_epoch()[0]
-        assert step.tolist() == plan_epoch(*trainer.pairs.lengths, 500, seed=3, epoch=2)[0].tolist()
+        assert step.tolist() == plan_epoch(trainer.pairs.lengths, 500, seed=3, epoch=2)[0].tolist()
         trainer.take_step(step)
         # Adam's first moment is the gradient times a constant.
         moments = trainer.engine.optimizer.state.values()

@@ -13,12 +13,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.cli.program import main
 from transformer_mt.evaluation.evaluate import EvaluationReport, SystemOutput, format_reports
 from transformer_mt.evaluation.run_comparison import format_rows
-from transformer_mt.system.console import (
-    PACKAGE_LOGGER,
-    ProgressBar,
-    escape_controls,
-    show_messages,
-)
+from transformer_mt.system.console import ProgressBar, escape_controls, logger, show_messages
 from transformer_mt.system.process_settings import tolerate_lost_messages
 from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.training.run_log import RunLog
@@ -67,7 +62,7 @@ def test_a_bar_at_a_lost_terminal(monkeypatch):
     assert list(ProgressBar("reading", "lines", items=range(3))) == [0, 1, 2]
     with ProgressBar("translating", "lines", 2) as progress:
         progress.update(2)
-    PACKAGE_LOGGER.warning("lost")
+    logger.warning("lost")
     assert sys.stderr.write("lost") == 4
 
 
@@ -80,7 +75,7 @@ def test_terminals_obey_no_message(tmp_path, capsys, monkeypatch):
     assert escape_controls("Grüße, 世界\u3000\U0001f600") == "Grüße, 世界\u3000\U0001f600"
     show_messages()
     with RunLog(tmp_path, Progress()) as log:
-        PACKAGE_LOGGER.info("  hypothesis %s", HOSTILE)
+        logger.info("  hypothesis %s", HOSTILE)
         log.note(f"command: {HOSTILE}")
     assert f"  hypothesis {SHOWN}\n" in capsys.readouterr().err
     assert (tmp_path / "train.log").read_text().count(SHOWN + "\n") == 2

@@ -25,12 +25,11 @@ quick = settings(deadline=None, max_examples=40)
 
 
 @st.composite
-def corpora(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+def corpora(draw: st.DrawFn) -> np.ndarray:
     """Draws source and target lengths of a corpus, empty ones too."""
     lengths = st.integers(1, LONGEST)
     pairs = draw(st.lists(st.tuples(lengths, lengths), max_size=120))
-    src, tgt = np.array(pairs, np.int64).reshape(-1, 2).T
-    return src, tgt
+    return np.array(pairs, np.int64).reshape(-1, 2).T
 
 
 batch_sizes = st.integers(1, 400)
@@ -50,12 +49,12 @@ def test_every_pair_exactly_once_in_full_steps(corpus, batch_tokens, seed, epoch
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "STEPS_PER_POOL", steps_per_pool)
-        steps = plan_epoch(*corpus, batch_tokens, seed, epoch)
+        steps = plan_epoch(corpus, batch_tokens, seed, epoch)
     assert all(len(step) for step in steps)
     assert sorted(sum(as_lists(steps), [])) == list(range(len(corpus[0])))
 
     def tokens(step: np.ndarray) -> int:
-        return max(int(lengths[step].sum()) for lengths in corpus)
+        return int(corpus[:, step].sum(axis=1).max())
 
     tokens_in_all = max(1, tokens(np.arange(len(corpus[0]))))
     pool = max(1, len(corpus[0]) * steps_per_pool * batch_tokens // tokens_in_all)
@@ -64,12 +63,12 @@ def test_every_pair_exactly_once_in_full_steps(corpus, batch_tokens, seed, epoch
     assert all(tokens(step[:-1]) < batch_tokens for step in steps)
 
 
-def realistic(count: int) -> tuple[np.ndarray, np.ndarray]:
+def realistic(count: int) -> np.ndarray:
     """Draws lengths like those of news sentences, the target a fifth longer or shorter."""
     rng = np.random.default_rng(0)
     src = rng.lognormal(3.1, 0.6, count)
     tgt = src * rng.lognormal(0.0, 0.2, count)
-    return tuple(np.clip(side.round(), 1, 250).astype(np.int64) for side in (src, tgt))
+    return np.clip(np.stack((src, tgt)).round(), 1, 250).astype(np.int64)
 
 
 def fewest_parts(lengths, limit: int) -> int:
@@ -83,8 +82,8 @@ def fewest_parts(lengths, limit: int) -> int:
 
 
 @quick
-@example((np.full(20, 5), np.full(20, 5)), 100, 20, 3)
-@example((np.array([9, 1, 1]), np.array([9, 1, 1])), 100, 20, 3)
+@example(np.full((2, 20), 5), 100, 20, 3)
+@example(np.array([[9, 1, 1], [9, 1, 1]]), 100, 20, 3)
 @given(corpora(), batch_sizes, st.integers(1, 600), st.integers(1, 10))
 def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, workers):
     """They hold a step's pairs once, in order, within the limit: the fewest, for all workers alike.
@@ -92,9 +91,9 @@ def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, workers):
     A pair that exceeds the limit is one of its own, and there are not more micro-batches than
     pairs. Sabotage: round the count down; leave out the limit, or what splits the largest.
     """
-    longest = np.maximum(*corpus)
-    for step in plan_epoch(*corpus, batch_tokens, 1, 0):
-        micro_batches = cut_micro_batches(step, *corpus, limit, workers)
+    longest = corpus.max(axis=0)
+    for step in plan_epoch(corpus, batch_tokens, 1, 0):
+        micro_batches = cut_micro_batches(step, corpus, limit, workers)
         assert np.concatenate(micro_batches).tolist() == step.tolist()
         for pairs in micro_batches:
             assert len(pairs) == 1 or 0 < len(pairs) * longest[pairs].max() <= limit
@@ -110,14 +109,14 @@ def test_little_is_padding_and_no_worker_waits(batch_tokens, workers):
     the last is what is left; let `size` limit sentences times the longest side.
     """
     corpus = realistic(50_000)
-    steps = plan_epoch(*corpus, batch_tokens, 1, 0)
-    cut = [cut_micro_batches(step, *corpus, 8192, workers) for step in steps]
-    sizes = [[padded_size(pairs, *corpus) for pairs in parts] for parts in cut]
+    steps = plan_epoch(corpus, batch_tokens, 1, 0)
+    cut = [cut_micro_batches(step, corpus, 8192, workers) for step in steps]
+    sizes = [[padded_size(pairs, corpus) for pairs in parts] for parts in cut]
     padded = sum(map(sum, sizes))
-    assert 1 - sum(int(side.sum()) for side in corpus) / padded <= 0.05
+    assert 1 - corpus.sum() / padded <= 0.05
     assert 1 - padded / sum(max(parts) * len(parts) for parts in sizes) <= 0.03
-    largest = most_demanding(steps, *corpus, 8192, workers)[0]
-    assert padded_size(largest, *corpus) >= 0.99 * max(map(max, sizes))
+    largest = most_demanding(steps, corpus, 8192, workers)[0]
+    assert padded_size(largest, corpus) >= 0.99 * max(map(max, sizes))
 
 
 def test_the_plan_is_that_of_earlier_versions():
@@ -127,8 +126,8 @@ def test_the_plan_is_that_of_earlier_versions():
     or the epoch out; fill the pools, or sort, by one side alone.
     """
     numbers = np.arange(3000)
-    src, tgt = numbers * 7919 % 47 + 1, numbers * 104_729 % 53 + 1
-    steps = as_lists(plan_epoch(src, tgt, 60, 5, 2))
+    lengths = np.stack((numbers * 7919 % 47, numbers * 104_729 % 53)) + 1
+    steps = as_lists(plan_epoch(lengths, 60, 5, 2))
     assert steps[0] == [161, 1855] and len(steps) == 1265
     assert hashlib.sha256(repr(steps).encode()).hexdigest()[:16] == "d9f66c53297264ba"
 

@@ -25,18 +25,18 @@ def test_steps_are_cut_into_packs_that_hold_them(seed):
     pairs, workers = made_pairs(rng), int(rng.integers(1, 4))
     capacity = pack_capacity(int(rng.integers(50, 1500)), LONGEST)
     step = rng.permutation(len(pairs))
-    packs = cut_into_packs(step, *pairs.lengths, capacity, workers)
+    packs = cut_into_packs(step, pairs.lengths, capacity, workers)
     assert sorted(np.concatenate(packs)) == list(range(len(pairs)))
     assert len(packs) % workers == 0 or len(packs) == len(step)
-    assert all(lengths[pack].sum() < capacity for pack in packs for lengths in pairs.lengths)
+    assert all((pairs.lengths[:, pack].sum(axis=1) < capacity).all() for pack in packs)
 
 
 def test_a_step_that_fits_is_one_pack():
     pairs = made_pairs(np.random.default_rng(1))
-    tokens = max(int(lengths.sum()) for lengths in pairs.lengths)
+    tokens = int(pairs.lengths.sum(axis=1).max())
     step = np.arange(len(pairs))
-    assert len(cut_into_packs(step, *pairs.lengths, pack_capacity(tokens, 1))) == 1
-    assert len(cut_into_packs(step, *pairs.lengths, pack_capacity(tokens, 1), workers=3)) == 3
+    assert len(cut_into_packs(step, pairs.lengths, pack_capacity(tokens, 1))) == 1
+    assert len(cut_into_packs(step, pairs.lengths, pack_capacity(tokens, 1), workers=3)) == 3
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -100,7 +100,7 @@ def test_a_corpus_damaged_under_its_trainer(config, whole, tmp_path, monkeypatch
     Sabotage: verify the text at the first epoch alone.
     """
     corpus, train = prepare(load_config(config)), load_config(config).train
-    last = len(plan_epoch(*corpus.pairs.lengths, train.batch_tokens, train.seed, 0))
+    last = len(plan_epoch(corpus.pairs.lengths, train.batch_tokens, train.seed, 0))
     again = ("train", config, "--quiet", "--run", tmp_path / "run")
     with monkeypatch.context() as patch:
         before_step(patch, last, lambda: damage(corpus.path / "tgt.ids"))

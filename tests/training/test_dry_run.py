@@ -33,15 +33,15 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     config = small_config(corpus_dir, train__max_steps=12, train__micro_batch_tokens=600)
     report = dry_run(config, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-    src, tgt = prepare(config).pairs.lengths
-    steps = plan_epoch(src, tgt, 500, config.train.seed, 0)
-    micro_batches = [m for step in steps for m in cut_micro_batches(step, src, tgt, 600, 2)]
-    positions = sum(len(m) * int(src[m].max() + tgt[m].max()) for m in micro_batches)
-    padding = 1 - (src.sum() + tgt.sum()) / positions
+    lengths = prepare(config).pairs.lengths
+    steps = plan_epoch(lengths, 500, config.train.seed, 0)
+    micro_batches = [m for step in steps for m in cut_micro_batches(step, lengths, 600, 2)]
+    positions = sum(len(m) * int(lengths[:, m].max(axis=1).sum()) for m in micro_batches)
+    padding = 1 - lengths.sum() / positions
     for part in (
         "optim.warmup_steps = 100",
         "4,000 training pairs of 4,000 (dropped: none)",
-        f"{src.sum():,} source and {tgt.sum():,} target tokens, EOS included",
+        "{:,} source and {:,} target tokens, EOS included".format(*lengths.sum(axis=1)),
         f"{len(steps)} steps, {len(micro_batches)} micro-batches, {padding:.1%} of positions",
         "            micro-batches of at most 600 positions; 2 CPU threads\n",
         "for 12 steps, until train.max_steps = 12",
@@ -84,7 +84,7 @@ def taken_steps(monkeypatch):
 def timed_tokens(config) -> list[int]:
     """Counts the source and target tokens of three steps, after two to warm up."""
     lengths = prepare(config).pairs.lengths
-    steps = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)
+    steps = plan_epoch(lengths, config.train.batch_tokens, config.train.seed, 0)
     return [sum(int(side[step].sum()) for step in steps[2:5]) for side in lengths]
 
 
@@ -129,7 +129,7 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
         " on cpu in fp32)"
     )
     assert share > 0.1
-    steps_per_epoch = len(plan_epoch(*prepare(config).pairs.lengths, 500, config.train.seed, 0))
+    steps_per_epoch = len(plan_epoch(prepare(config).pairs.lengths, 500, config.train.seed, 0))
     steps_left, time_left = 2 * steps_per_epoch - 5, line_of(report, "time")
     assert f"for {steps_left} steps, until train.max_epochs = 2," in time_left
     assert tqdm.format_interval(steps_left * seconds) in time_left

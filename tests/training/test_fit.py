@@ -138,7 +138,7 @@ def test_a_step_for_which_memory_runs_out_is_repeated(
         with monkeypatch.context() as patch, SimulatedCuda() if device == "cuda" else nullcontext():
             limited = name == "little" and steps == 4
             sizes = limit_memory(patch, 3 if limited else 100, 100, error)
-            patch.setattr(Validator, "_translate", lambda self, _: ([""] * len(self._pairs), 1.0))
+            patch.setattr(Validator, "_translate", lambda self, *_: ([""] * len(self._pairs), 1.0))
             config = tiny_config(corpus_dir, train__max_steps=steps, **changes)
             progress = train(config, tmp_path / name)
         assert progress.step == steps
@@ -270,17 +270,17 @@ def test_the_most_demanding_micro_batches(swapped):
     """
     src = np.array([50] * 200 + [1] + [5] * 12)
     tgt = np.array([1] * 200 + [60] + [5] * 12)
-    corpus = (tgt, src) if swapped else (src, tgt)
+    corpus = np.stack((tgt, src) if swapped else (src, tgt))
     steps = [np.array([i]) for i in range(201)]
-    assert as_lists(most_demanding(steps, *corpus, 60)) == [[200]] * 3
-    assert as_lists(most_demanding(steps[198:], *corpus, 60)) == [[200]] * 3
-    assert as_lists(most_demanding([np.arange(3)], *corpus, 60)) == [[0]] * 3
+    assert as_lists(most_demanding(steps, corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding(steps[198:], corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding([np.arange(3)], corpus, 60)) == [[0]] * 3
     many = np.arange(201, 213)
-    assert as_lists(most_demanding([*steps, many], *corpus, 60)) == [many.tolist(), [200], [*many]]
-    halves = as_lists(most_demanding([*steps, many], *corpus, 60, 2))
+    assert as_lists(most_demanding([*steps, many], corpus, 60)) == [many.tolist(), [200], [*many]]
+    halves = as_lists(most_demanding([*steps, many], corpus, 60, 2))
     assert halves == [[200], [200], many[:6].tolist()]
-    assert padded_size(many, *corpus) == 120 and padded_size(np.array([0, 200]), *corpus) == 220
+    assert padded_size(many, corpus) == 120 and padded_size(np.array([0, 200]), corpus) == 220
     # Neither is among the steps with the most positions.
-    corpus = np.array([50] * 200 + [60] + [5] * 12), np.array([50] * 200 + [1] * 13)
+    corpus = np.array([[50] * 200 + [60] + [5] * 12, [50] * 200 + [1] * 13])
     corpus = corpus[::-1] if swapped else corpus
-    assert as_lists(most_demanding([*steps, many], *corpus, 60))[1:] == [[200], [*many]]
+    assert as_lists(most_demanding([*steps, many], corpus, 60))[1:] == [[200], [*many]]

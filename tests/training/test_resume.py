@@ -120,7 +120,7 @@ def test_a_log_line_over_two_processes(corpus_dir, tmp_path, scores, clock, monk
             train(config, tmp_path / "run")
     train(config, tmp_path / "run")
     lengths = prepare(config).pairs.lengths
-    steps = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)
+    steps = plan_epoch(lengths, config.train.batch_tokens, config.train.seed, 0)
     whole, lines = (records(tmp_path / name, "train")[-2:] for name in ("whole", "run"))
     for step, expected, line in zip((5, 6), whole, lines, strict=True):
         assert (line["step"], line["loss"], line["nll"]) == (
@@ -135,7 +135,7 @@ def test_a_log_line_over_two_processes(corpus_dir, tmp_path, scores, clock, monk
 def test_a_signal_interrupts_a_validation(corpus_dir, tmp_path, monkeypatch):
     """Which is made up by the next start. Sabotage: translate to the end."""
 
-    def translate(self, advance):
+    def translate(self, runtime, advance):
         os.kill(os.getpid(), signal.SIGTERM)
         advance(1)
         return [""] * len(self._pairs), 1.0

@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_directory import lock_run
 from transformer_mt.errors import CheckpointError, ConfigError, Interrupted
-from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.system.console import logger
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
@@ -168,7 +168,7 @@ def test_a_full_disk_is_a_warning_and_at_the_end_an_error(tmp_path, caplog):
                     raise error
         assert caplog.messages == [f"{message}; training continues"]
         caplog.clear()
-    assert PACKAGE_LOGGER.level == logging.NOTSET
+    assert logger.level == logging.NOTSET
 
 
 def test_tensorboard_that_cannot_write_does_not_end_training(tmp_path, caplog, monkeypatch):

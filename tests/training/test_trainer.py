@@ -29,7 +29,7 @@ from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.fit import StepFitter
-from transformer_mt.training.optimizer import clip_gradients, noam_rate
+from transformer_mt.training.optimizer import noam_rate
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.trainer import Trainer, is_log_step
@@ -54,7 +54,7 @@ def scores(monkeypatch):
     """Gives a list of the BLEU scores that validations will have."""
     values: list[float] = []
 
-    def translate(self, advance) -> tuple[list[str], float]:
+    def translate(self, *_) -> tuple[list[str], float]:
         return [f"hypothesis of {line}" for line in self._pairs.src], values.pop(0)
 
     monkeypatch.setattr(validation_module.Validator, "_translate", translate)
@@ -96,9 +96,9 @@ def bad_steps(monkeypatch):
         if next(counter) in numbers:
             for parameter in parameters:
                 parameter.grad.fill_(math.inf)
-        return clip_gradients(parameters, max_norm)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
-    monkeypatch.setattr(engine_module, "clip_gradients", clip)
+    monkeypatch.setattr(engine_module, "clip_grad_norm_", clip)
     return numbers
 
 
@@ -167,7 +167,7 @@ def test_another_metric_decides_which_is_best(corpus_dir, tmp_path, monkeypatch,
     """
     given = itertools.cycle([9.0, 1.0, 5.0])
 
-    def translate(self, advance) -> tuple[list[str], float]:
+    def translate(self, *_) -> tuple[list[str], float]:
         bleu = next(given)
         return [line if bleu == 1 else "?" for line in self._pairs.tgt], bleu
 
@@ -240,7 +240,7 @@ def test_epochs_are_a_limit(corpus_dir, tmp_path, scores):
     changes = {"data__train": "train[:40]", "vocab__size": 288}
     config = build_config(corpus_dir, train__max_epochs=3, **changes)
     lengths = prepare(config).pairs.lengths
-    sizes = [len(plan_epoch(*lengths, 60, config.train.seed, epoch)) for epoch in range(3)]
+    sizes = [len(plan_epoch(lengths, 60, config.train.seed, epoch)) for epoch in range(3)]
     for stop in (sizes[0] - 1, sizes[0], sizes[0] + 2):
         part = build_config(corpus_dir, train__max_epochs=3, train__max_steps=stop, **changes)
         progress = train(part, tmp_path / "run")

@@ -95,7 +95,8 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
     outputs = Translator(runtime, vocab, splitter(vocab), options).translate(lines)
     pieces = [len(row) for row in vocab.src.encode(lines)]
     assert [len(text.split()) for text in outputs] == [count + 50 for count in pieces]
-    best = Translator(runtime, vocab, splitter(vocab), options).best([*lines, ""])
+    ranked = Translator(runtime, vocab, splitter(vocab), options).n_best([*lines, ""])
+    best = [translations[0] for translations in ranked]
     assert [translation.status for translation in best] == ["cut"] * 3 + ["ok"]
     assert count_kinds(best) == {"split": 0, "copied": 0, "cut": 3, "empty": 0}
 

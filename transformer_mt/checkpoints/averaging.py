@@ -1,6 +1,5 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +17,8 @@ from transformer_mt.checkpoints.run_directory import (
     load_step,
 )
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import atomic_directory
-
-logger = logging.getLogger(__name__)
 
 
 def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIES) -> Path:

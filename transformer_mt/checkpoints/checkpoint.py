@@ -13,7 +13,6 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
 import errno
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,13 +30,12 @@ from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.section import OnChange
 from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import atomic_directory, canonical_json, read_json, sha256
 from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
 from transformer_mt.version import source_digest
-
-logger = logging.getLogger(__name__)
 
 FORMAT = 2
 """Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
@@ -133,11 +131,11 @@ class Checkpoint:
         return self.state.sources
 
     def is_averaged(self, raw: bool) -> bool:
-        """Tells whether `build_model(raw)` gives the moving average of the weights."""
+        """Returns whether `build_model(raw)` gives the moving average of the weights."""
         return EMA in self.files and not raw
 
     def is_raw(self, raw: bool) -> bool:
-        """Tells whether it gives the weights themselves although there is an average."""
+        """Returns whether it gives the weights themselves although there is an average."""
         return EMA in self.files and raw
 
     def require_config(self, config: Config) -> None:
@@ -291,7 +289,7 @@ def _load(path: Path) -> Checkpoint:
 
 
 def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Gives the name of a tensor with NaN or infinity in it; None if all are finite."""
+    """Returns the name of a tensor with NaN or infinity in it; None if all are finite."""
     for name, tensor in tensors.items():
         if not torch.stack(tensor.aminmax()).isfinite().all():  # four times faster than isfinite()
             return name

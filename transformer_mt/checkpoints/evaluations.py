@@ -7,7 +7,6 @@ There is one file per test set, checkpoint, search setting and tokenizer of BLEU
 validation; a newer evaluation replaces it. Nothing is written inside a step-* directory.
 """
 
-import logging
 import re
 import time
 from contextlib import suppress
@@ -19,9 +18,8 @@ from pydantic import Field
 
 from transformer_mt.checkpoints.layout import METRICS, STEP_NAME, checkpoint_digest
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json
-
-logger = logging.getLogger(__name__)
+from transformer_mt.system.console import logger
+from transformer_mt.system.files import canonical_json, json_digest, read_json, replace_file
 
 FOLDER = "evaluations"
 VALIDATION = "validation"
@@ -126,7 +124,7 @@ class EvaluationRecord:
 
 
 def record_folder(checkpoint: Path) -> Path | None:
-    """Gives the folder for evaluations of a checkpoint; None if it is a step outside its run."""
+    """Returns the folder for evaluations of a checkpoint; None if it is a step outside its run."""
     path = checkpoint.resolve()
     if not STEP_NAME.fullmatch(path.name):
         return path / FOLDER
@@ -150,8 +148,7 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
             record = replace(record, scores=[*record.scores, *others])
     try:
         folder.mkdir(exist_ok=True)
-        with atomic_file(folder / record.file_name) as file:
-            file.write(canonical_json(record))
+        replace_file(folder / record.file_name, canonical_json(record))
     except OSError as error:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 
@@ -179,7 +176,7 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
 
 
 def _is_replaced(record: EvaluationRecord, directory: Path) -> bool:
-    """Tells whether the checkpoint that was scored was saved again, maybe with other weights."""
+    """Returns whether the checkpoint that was scored was saved again, maybe with other weights."""
     is_step = STEP_NAME.fullmatch(record.checkpoint)
     checkpoint = directory / record.checkpoint if is_step else directory
     try:

@@ -85,11 +85,11 @@ class ExportedModel:
         return self.record.sources
 
     def is_averaged(self, raw: bool) -> bool:
-        """Tells whether the weights are a moving average; `raw` as in `Checkpoint`, is False."""
+        """Returns whether the weights are a moving average; `raw` as in `Checkpoint`, is False."""
         return self.record.moving_average
 
     def is_raw(self, raw: bool) -> bool:
-        """Tells whether they are not, although there is one."""
+        """Returns whether they are not, although there is one."""
         return self.record.raw
 
 

@@ -28,12 +28,12 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
-    """Gives the directory of a step's checkpoint."""
+    """Returns the directory of a step's checkpoint."""
     return run_dir / f"step-{step:08d}"
 
 
 def find_config(config: Path, run_dir: Path | None) -> tuple[Path, Path]:
-    """Gives the TOML file of a configuration or a run, and by default where it is trained.
+    """Returns the TOML file of a configuration or a run, and by default where it is trained.
 
     Raises:
         CheckpointError: If a run has none, or the path is a checkpoint.

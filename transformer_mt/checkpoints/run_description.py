@@ -7,11 +7,11 @@ from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import (
-    atomic_file,
     canonical_json,
     json_digest,
     parse_json,
     read_json,
+    replace_file,
 )
 from transformer_mt.text.corpus_report import CorpusReport
 
@@ -88,8 +88,8 @@ def write_description(directory: Path, description: RunDescription) -> None:
         OSError: If it cannot be written.
     """
     values = parse_json(canonical_json(description))
-    with atomic_file(directory / RUN_FILE) as file:
-        file.write(canonical_json({**values, "sha256": json_digest(values)}))
+    signed = {**values, "sha256": json_digest(values)}
+    replace_file(directory / RUN_FILE, canonical_json(signed))
 
 
 def read_description(directory: Path) -> RunDescription | None:

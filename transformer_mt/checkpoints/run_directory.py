@@ -4,7 +4,6 @@ PyTorch is imported only by what reads a checkpoint, so that `compare` and `plot
 quickly.
 """
 
-import logging
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,13 +26,12 @@ from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_description import RunDescription, read_description
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import delete_directory, locked
 from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 
 if TYPE_CHECKING:
     from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
-
-logger = logging.getLogger(__name__)
 
 RETRIES = 5  # of reading a run whose trainer has saved or deleted checkpoints meanwhile
 RESUMABLE_CHECKPOINTS = 2

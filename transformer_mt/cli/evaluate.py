@@ -1,6 +1,5 @@
 """The commands `evaluate` and `tune`: check what was typed, call, print."""
 
-import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -19,12 +18,11 @@ from transformer_mt.cli.options import (
     with_groups,
 )
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.console import logger
 from transformer_mt.system.launcher import is_main_process
 from transformer_mt.system.outputs import Output, check_output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
-
-logger = logging.getLogger(__name__)
 
 SYSTEMS = argument(
     "[RUN_OR_CHECKPOINT...]",
@@ -77,7 +75,7 @@ class ScoredGroup:
         return check_output(save, inputs, overwrite) if save else None
 
     def test_set_loader(self, save: Output | None) -> partial[Any]:
-        """Gives `load_test_set` of what is scored, which needs the corpus of the first run."""
+        """Returns `load_test_set` of what is scored, which needs the corpus of the first run."""
         from transformer_mt.text.test_sets import load_test_set
 
         sources: dict[str, Any] = {"split": self.split, "src": self.src, "refs": self.ref or ()}

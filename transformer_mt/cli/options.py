@@ -1,7 +1,6 @@
 """Arguments and options that several commands share, and groups of options."""
 
 import inspect
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
@@ -9,7 +8,7 @@ from typing import Any, get_args
 
 import typer
 
-from transformer_mt.system.console import show_messages
+from transformer_mt.system.console import logger, show_messages
 from transformer_mt.translation.options import (
     CPU_BATCH_TOKENS,
     CTRANSLATE2_BATCH_TOKENS,
@@ -18,8 +17,6 @@ from transformer_mt.translation.options import (
     Precision,
     SearchOptions,
 )
-
-logger = logging.getLogger(__name__)
 
 
 def argument(metavar: str, help: str, default: object = ...) -> Any:

@@ -143,7 +143,7 @@ class SamplingGroup:
     )
 
     def options(self, hypotheses: int) -> Sampling | None:
-        """Gives None without --sample; refuses options that have no effect."""
+        """Returns None without --sample; refuses options that have no effect."""
         values = {"top_k": self.top_k, "temperature": self.temperature, "seed": self.seed}
         given: dict[str, Any] = {name: x for name, x in values.items() if x is not None}
         if given and not self.sample:

@@ -33,7 +33,7 @@ def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
 
 
 def without_folders(value: object) -> object:
-    """Gives a value with only the last part of each absolute path in the tables of a split."""
+    """Returns a value with only the last part of each absolute path in the tables of a split."""
     if isinstance(value, list):
         return [without_folders(item) for item in value]
     if isinstance(value, SplitTable):
@@ -43,5 +43,5 @@ def without_folders(value: object) -> object:
 
 
 def without_folder(path: str) -> str:
-    """Gives the last part of an absolute path; its folder means nothing to readers elsewhere."""
+    """Returns the last part of an absolute path; its folder means nothing to readers elsewhere."""
     return Path(path).name if os.path.isabs(path) else path

@@ -1,6 +1,5 @@
 """Why is the BLEU of a run low? Reads what the run recorded and its text, for the checks."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,13 @@ from transformer_mt.checkpoints.run_directory import RecordedRun, read_run
 from transformer_mt.config.splits import Split
 from transformer_mt.errors import DataError, TransformerMTError
 from transformer_mt.evaluation import findings
+from transformer_mt.system.console import logger
 from transformer_mt.text.batching import Indices, encode_pairs
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.trained_here import readable_corpus
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.pytorch_runtime import load_checkpoints, log_probabilities
-
-logger = logging.getLogger(__name__)
 
 _SAMPLE = 1_000
 """Pairs of each text that are looked at, evenly spaced: shares of 5% are then known to 1%."""

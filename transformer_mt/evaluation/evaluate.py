@@ -1,7 +1,6 @@
 """The evaluation of a system on a test set, as text or as JSON."""
 
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,7 +26,7 @@ from transformer_mt.evaluation.scoring import (
     corpus_score,
     sentence_chrf,
 )
-from transformer_mt.system.console import ProgressBar, escape_controls
+from transformer_mt.system.console import ProgressBar, escape_controls, logger
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import read_lines
@@ -40,8 +39,6 @@ from transformer_mt.translation.translation_model import (
     require_one_direction,
 )
 from transformer_mt.translation.translator import count_kinds, log_kinds
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -283,7 +280,7 @@ def read_inputs(
 def _common_corpus(
     systems: "Sequence[SavedModels]", languages: Mapping[str, str]
 ) -> tuple[DataConfig, str]:
-    """Gives the first system's corpus and `valid.tokenize`, or the languages of no corpus."""
+    """Returns the first system's corpus and `valid.tokenize`, or the languages of no corpus."""
     if not systems:
         return DataConfig(path="none").model_copy(update=languages), ValidConfig().tokenize
     if any(languages.values()):
@@ -318,7 +315,7 @@ def translate_system(
     model = load(system, options.load)
     translator, began = model.translator(search), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
-        translations = translator.best(sources, bar.update)
+        translations = [best for best, *_ in translator.n_best(sources, bar.update)]
     setting = SearchSetting(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,

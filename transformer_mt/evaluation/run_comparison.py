@@ -6,7 +6,6 @@ A row is a run with a setting of search, a column of scores a metric on a test s
 import csv
 import io
 import json
-import logging
 import re
 import statistics
 import textwrap
@@ -24,10 +23,8 @@ from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.loading import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.paired_test import paired_t_test
-from transformer_mt.system.console import escape_controls
+from transformer_mt.system.console import escape_controls, logger
 from transformer_mt.version import SOURCE_PACKAGES
-
-logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 """A run with a setting of search, or a statistic of several: values of keys, and numbers by column.
@@ -91,7 +88,7 @@ def read_rows(
 
 
 def describe_settings(row: Row) -> str:
-    """Gives the settings of a row, which are those in which runs differ, but for the seed."""
+    """Returns the settings of a row, which are those in which runs differ, but for the seed."""
     return ", ".join(f"{key}={_format_cell(row, key)}" for key in _settings(row))
 
 
@@ -198,7 +195,7 @@ def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
 
 
 def _by_seed(group: Sequence[Row]) -> dict[int | None, Row]:
-    """Gives the finished runs by their seeds; none if several have the same."""
+    """Returns the finished runs by their seeds; none if several have the same."""
     finished = [row for row in group if UNFINISHED not in row]
     seeds = {row.get(_SEED): row for row in finished}
     if len(seeds) == len(finished):
@@ -225,12 +222,12 @@ def _with_mean(group: Sequence[Row], replaces_runs: bool) -> Sequence[Row]:
 
 
 def _common(row: Row) -> Row:
-    """Gives what the rows of a group have in common."""
+    """Returns what the rows of a group have in common."""
     return _settings(row) | {key: row[key] for key in (_SEARCH, _SIGNATURES) if key in row}
 
 
 def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
-    """Gives the columns that match a pattern, text before numbers; without a pattern, all.
+    """Returns the columns that match a pattern, text before numbers; without a pattern, all.
 
     Raises:
         ConfigError: If a pattern matches no column.

@@ -5,7 +5,6 @@ translations, each raw text with one line per sentence.
 """
 
 import json
-import logging
 import operator
 import os
 import re
@@ -21,9 +20,8 @@ from sacrebleu.significance import PairedTest, Result
 
 from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.console import logger
 from transformer_mt.text.cleaning import WITHOUT_SPACES, usual_script
-
-logger = logging.getLogger(__name__)
 
 _TWO_LETTERS = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
 """Two-letter codes of the languages for which sacreBLEU has a tokenizer, by three-letter ones."""

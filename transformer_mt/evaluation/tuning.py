@@ -1,6 +1,5 @@
 """The choice of beam size and length penalty on validation text, and test scores with it."""
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,11 +22,10 @@ from transformer_mt.evaluation.run_comparison import (
     read_rows,
 )
 from transformer_mt.evaluation.scoring import choose_metrics
+from transformer_mt.system.console import logger
 from transformer_mt.text.test_sets import EvaluationSet, load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 from transformer_mt.translation.sharing import share_work
-
-logger = logging.getLogger(__name__)
 
 
 def tune_search(

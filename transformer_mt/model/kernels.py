@@ -26,7 +26,7 @@ _BIAS = "bias"
 _BIAS_ALIGNMENT = 8
 """PyTorch copies a bias whose strides are no multiples of this."""
 _ROW_MULTIPLE = 64
-"""`pad_rows` adds 2 to 4% to steps of 2,000 tokens, and leaves 10 to 17 numbers of rows."""
+"""`pad_rows` adds 2 to 4% to steps of 2,000 tokens, and leaves 10 to 17 different row counts."""
 _STATES = 2**16
 """Dropout draws 16 random bits per element, so p is rounded to a multiple of 1 / 2^16."""
 _thread = threading.local()

@@ -345,7 +345,7 @@ class Transformer(nn.Module):
 def parameter_shapes(
     config: ModelConfig, src_size: int, tgt_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Gives the shape of every parameter of a model by name, without allocating any.
+    """Returns the shape of every parameter of a model by name, without allocating any.
 
     Raises:
         ValueError: If a parameter would have more bytes than 64 bits can count.

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from transformer_mt.system.launcher import is_main_process
 
-PACKAGE_LOGGER = logging.getLogger("transformer_mt")
+logger = logging.getLogger("transformer_mt")
 
 SECONDS_BETWEEN_LINES = 30.0
 """Minimum time between printed progress lines, used where there is no progress bar."""
@@ -56,17 +56,17 @@ def show_messages(quiet: bool = False) -> None:
     """
     level = logging.WARNING if quiet else logging.INFO
     _HANDLER.setLevel(level if is_main_process() else logging.CRITICAL)
-    PACKAGE_LOGGER.addHandler(_HANDLER)
-    PACKAGE_LOGGER.setLevel(logging.INFO)
+    logger.addHandler(_HANDLER)
+    logger.setLevel(logging.INFO)
 
 
 def shows_progress() -> bool:
-    """Tells whether progress messages are shown on stderr."""
-    return _HANDLER in PACKAGE_LOGGER.handlers and _HANDLER.level <= logging.INFO
+    """Returns whether progress messages are shown on stderr."""
+    return _HANDLER in logger.handlers and _HANDLER.level <= logging.INFO
 
 
 def shows_bars() -> bool:
-    """Tells whether progress bars are shown, which requires progress messages and a terminal."""
+    """Returns whether progress bars are shown, which requires progress messages and a terminal."""
     return shows_progress() and sys.stderr.isatty()
 
 

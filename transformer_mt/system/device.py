@@ -56,7 +56,7 @@ def choose_precision(name: str, device: torch.device, recorded: str | None) -> s
 
 
 def supports(precision: str, device: torch.device) -> bool:
-    """Tells whether a device supports `fp32`, `bf16` or `fp16` natively, without emulation."""
+    """Returns whether a device supports `fp32`, `bf16` or `fp16` natively, without emulation."""
     if precision == "bf16":
         if device.type == "cuda":
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -65,7 +65,7 @@ def supports(precision: str, device: torch.device) -> bool:
 
 
 def _has_fast_bf16() -> bool:
-    """Tells whether products in bf16 are faster than in float32 on this CPU.
+    """Returns whether products in bf16 are faster than in float32 on this CPU.
 
     With AVX-512 alone they take half the time on AMD's CPUs, and twice the time on Intel's.
     """
@@ -83,7 +83,7 @@ def cpu_maker() -> str:
 
 
 def has_fast_mkl() -> bool:
-    """Tells whether MKL's matrix products are fast here.
+    """Returns whether MKL's matrix products are fast here.
 
     It uses AVX-512 only on Intel CPUs, so it is fast on these, and on CPUs without AVX-512.
     """
@@ -158,7 +158,7 @@ def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an error from PyTorch or Python means that memory ran out."""
+    """Returns whether an error from PyTorch or Python means that memory ran out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # On the CPU PyTorch raises a plain RuntimeError, when it allocates and when it maps a file.

@@ -55,6 +55,12 @@ def atomic_file(
             temporary.unlink(missing_ok=True)
 
 
+def replace_file(path: Path, data: bytes, suffix: str = "partial") -> None:
+    """Replaces a file by one with this content, as `atomic_file` does."""
+    with atomic_file(path, suffix=suffix) as file:
+        file.write(data)
+
+
 def open_no_link(path: Path | str, flags: int, mode: int = 0o666) -> int:
     """Opens a file that only the program writes, but not through a symbolic link.
 
@@ -186,7 +192,7 @@ def locked(
 
 
 def is_at(path: Path, file: TextIO) -> bool:
-    """Tells whether an open file is at a path; also true while the path cannot be read."""
+    """Returns whether an open file is at a path; also true while the path cannot be read."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except OSError as error:
@@ -206,7 +212,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def _as_dict(record: Any) -> Any:
-    """Gives the fields of a dataclass or a section that are to be stored."""
+    """Returns the fields of a dataclass or a section that are to be stored."""
     return TypeAdapter(type(record)).dump_python(record)
 
 

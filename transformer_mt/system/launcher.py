@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def is_launched() -> bool:
-    """Tells whether a launcher such as `torchrun` has started this process."""
+    """Returns whether a launcher such as `torchrun` has started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -55,7 +55,7 @@ def attempt() -> str:
 
 
 def cpus_of_process() -> int:
-    """Gives the CPUs that this process may use, shared with those that torchrun started here."""
+    """Returns the CPUs that this process may use, shared with those that torchrun started here."""
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     processes = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -63,7 +63,7 @@ def cpus_of_process() -> int:
 
 
 def is_main_process() -> bool:
-    """Tells whether this process shows progress; may be called before it joins the others."""
+    """Returns whether this process shows progress; may be called before it joins the others."""
     return not is_launched() or read_number("RANK") == 0
 
 

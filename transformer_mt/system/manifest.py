@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json, sha256
+from transformer_mt.system.files import canonical_json, json_digest, read_json, replace_file, sha256
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -22,8 +22,7 @@ class _Manifest:
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
     """Writes or replaces the manifest of a directory: SHA-256 digests by file name, and its own."""
-    with atomic_file(directory / MANIFEST) as file:
-        file.write(_encode_manifest(files))
+    replace_file(directory / MANIFEST, _encode_manifest(files))
 
 
 def _encode_manifest(files: dict[str, str]) -> bytes:

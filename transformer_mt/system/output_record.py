@@ -69,16 +69,16 @@ class OutputRecord:
                 self._versions.setdefault(entry.name, {})[entry.sha256] = entry
 
     def _name(self, target: str | Path) -> str:
-        """Gives the name of a file whose symbolic links are resolved."""
+        """Returns the name of a file whose symbolic links are resolved."""
         # It need not be UTF-8, as JSON is.
         return quote(os.fsencode(os.path.relpath(target, self._folder)))
 
     def is_folder(self, path: Path) -> bool:
-        """Tells whether a path is the folder of outputs."""
+        """Returns whether a path is the folder of outputs."""
         return os.path.realpath(path) == self._folder
 
     def names(self, path: Path) -> bool:
-        """Tells whether this program wrote a file of this name."""
+        """Returns whether this program wrote a file of this name."""
         return self._name(os.path.realpath(path)) in self._versions
 
     def require_own(self, output: Output) -> None:
@@ -91,7 +91,7 @@ class OutputRecord:
         self.is_complete(output, None)
 
     def is_complete(self, output: Output, fingerprint: Fingerprint | None) -> bool:
-        """Tells whether an output was made from this, and is unchanged since.
+        """Returns whether an output was made from this, and is unchanged since.
 
         Raises:
             OutputError: As in `require_own`, if it is not complete.

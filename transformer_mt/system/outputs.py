@@ -6,7 +6,6 @@ kept in `.NAME.partial`, and `.NAME.state` says how many they are and what they 
 """
 
 import errno
-import logging
 import os
 import re
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from transformer_mt.errors import CheckpointError, FullDiskError, OutputError
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import (
     atomic_file,
     beside,
@@ -24,11 +24,10 @@ from transformer_mt.system.files import (
     locked,
     naming,
     read_json,
+    replace_file,
     sha256,
 )
 from transformer_mt.system.streams import compress, compression_suffix
-
-logger = logging.getLogger(__name__)
 
 _DESCRIPTOR = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
 _STANDARD = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
@@ -87,7 +86,7 @@ class Output:
 
 
 def resolve_inputs(paths: Iterable[Path | None]) -> frozenset[str]:
-    """Gives the files that an output must not replace, with symbolic links resolved."""
+    """Returns the files that an output must not replace, with symbolic links resolved."""
     return frozenset(os.path.realpath(path) for path in paths if path)
 
 
@@ -219,7 +218,7 @@ class ChunkWriter:
         self.state.counts = dict(Counter(self.state.counts) + Counter(counts))
         if self._keeps_state:
             os.fsync(self._file.fileno())  # first, since the state says that these bytes are there
-            _write_state(self._output, self.state)
+            replace_file(self._output.state, canonical_json(self.state))
 
 
 @contextmanager
@@ -283,11 +282,6 @@ def _changes(state: OutputState, fingerprint: Fingerprint) -> list[str]:
     old = state.fingerprint
     names = sorted(old.keys() | fingerprint.keys())
     return [name.replace("_", " ") for name in names if old.get(name) != fingerprint.get(name)]
-
-
-def _write_state(output: Output, state: OutputState) -> None:
-    with atomic_file(output.state) as file:
-        file.write(canonical_json(state))
 
 
 def _read_state(output: Output) -> OutputState | None:

@@ -19,7 +19,7 @@ class Adam(torch.optim.Adam):
 
 
 def has_onednn_linear() -> bool:
-    """Tells whether this PyTorch has `onednn_linear` and `pack_onednn_weight`."""
+    """Returns whether this PyTorch has `onednn_linear` and `pack_onednn_weight`."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -61,7 +61,7 @@ def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> Tensor:
-    """Gives the scale of an enabled scaler as a scalar tensor, without waiting for the device."""
+    """Returns the scale of an enabled scaler as a scalar tensor, without waiting for the device."""
     scale: Tensor | None = scaler._get_scale_async()
     return torch.tensor(scaler.get_scale()) if scale is None else scale  # None before its first use
 
@@ -77,6 +77,6 @@ def skip_step_if(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
 
 
 def is_step_skipped(optimizer: torch.optim.Optimizer) -> Tensor:
-    """Gives the condition of `skip_step_if`, or a loss scaler's, as a bool scalar."""
+    """Returns the condition of `skip_step_if`, or a loss scaler's, as a bool scalar."""
     found_inf: Tensor = optimizer.found_inf  # type: ignore[attr-defined]
     return found_inf > 0

@@ -27,7 +27,7 @@ def configure_libraries() -> None:
     """
     # By default, oneDNN and PyTorch's bridge to it keep a compiled kernel with its buffers for each
     # of the last thousand shapes; with sentences of all lengths, memory grows for hours. Training
-    # in bf16 reuses the most, some 15 for each of about ten numbers of rows (`pad_rows`).
+    # in bf16 reuses the most, some 15 for each of about ten different numbers of rows (`pad_rows`).
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
     # GNU OpenMP threads that wait would spin for milliseconds and, if another program is busy, take

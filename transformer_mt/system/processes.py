@@ -93,7 +93,7 @@ class Processes:
 
     @_raise_if_lost()
     def gather(self, value: T) -> list[T]:
-        """Gives the values of all processes, by rank."""
+        """Returns the values of all processes, by rank."""
         values: list[T] = [value] * self.world_size
         if self._control:
             import torch.distributed as dist

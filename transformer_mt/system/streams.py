@@ -78,7 +78,7 @@ def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
 
 
 def _recognise(blocks: Iterator[bytes]) -> tuple[str, Iterator[bytes]]:
-    """Names what begins with these blocks, empty for text, and gives all of them again."""
+    """Names the kind of data, empty for text; also returns all blocks, the first included."""
     head = b""
     # A line that is complete does not wait for bytes that follow it.
     while len(head) < 16 and b"\n" not in head and (block := next(blocks, b"")):
@@ -148,7 +148,7 @@ IDLE_SECONDS = 0.05
 
 
 def _end_of_chunk(lines: Sequence[bytes], limit: int) -> int:
-    """Gives how many of the lines are the first chunk; 0 if it may become longer."""
+    """Returns how many of the lines are the first chunk; 0 if it may become longer."""
     read = 0
     for count, line in enumerate(lines[:limit], 1):
         read += len(line) - line.endswith(b"\n")

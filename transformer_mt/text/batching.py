@@ -126,21 +126,24 @@ class EncodedPairs:
         return len(self.src)
 
     @cached_property
-    def lengths(self) -> tuple[Lengths, Lengths]:
-        """Tokens of each source with EOS and of each target with BOS or EOS, (N,) each."""
-        return self.src.counts + 1, self.tgt.counts + 1
+    def lengths(self) -> Lengths:
+        """Tokens of each source with EOS and of each target with BOS or EOS, (2, N)."""
+        return np.stack((self.src.counts, self.tgt.counts)) + 1
+
+    def marked(self, indices: Indices) -> tuple[EncodedLines, EncodedLines, EncodedLines]:
+        """Copies the given pairs: sources with EOS, targets with BOS, and targets with EOS."""
+        src, tgt = self.src.take(indices), self.tgt.take(indices)
+        return src.marked(begin=False), tgt.marked(begin=True), tgt.marked(begin=False)
 
     def batch(self, indices: Indices) -> Batch:
         """Collects the given pairs, with BOS and EOS, into a padded batch on the CPU."""
-        src, tgt = self.src.take(indices).marked(begin=False), self.tgt.take(indices)
-        tgt_in, tgt_out = tgt.marked(begin=True), tgt.marked(begin=False)
-        src_tokens, tgt_tokens = len(src.ids), len(tgt_out.ids)
-        return Batch(src.padded(), tgt_in.padded(), tgt_out.padded(), src_tokens, tgt_tokens)
+        src, tgt_in, tgt_out = self.marked(indices)
+        tokens = len(src.ids), len(tgt_out.ids)
+        return Batch(src.padded(), tgt_in.padded(), tgt_out.padded(), *tokens)
 
     def count_tokens(self, indices: Indices) -> TokenCounts:
         """Counts the tokens of the batch of the given pairs."""
-        src_tokens, tgt_tokens = (int(side[indices].sum()) for side in self.lengths)
-        return TokenCounts(src_tokens, tgt_tokens)
+        return TokenCounts(*self.lengths[:, indices].sum(axis=1).tolist())
 
 
 def encode_pairs(
@@ -159,68 +162,57 @@ BIN_WIDTH = 1.07
 sorted by the difference between their sides."""
 
 
-def plan_epoch(
-    src_lengths: Lengths, tgt_lengths: Lengths, batch_tokens: int, seed: int, epoch: int
-) -> list[Indices]:
+def plan_epoch(lengths: Lengths, batch_tokens: int, seed: int, epoch: int) -> list[Indices]:
     """Divides all pairs into steps of indices, as a pure function of its arguments.
 
     A step gets pairs of similar length until its source or target tokens reach `batch_tokens`.
     Every pair is in exactly one step; adjacent pairs of a step have similar lengths.
 
     Args:
-        src_lengths: Tokens of each source, EOS included, (N,).
-        tgt_lengths: Tokens of each target, EOS included, (N,).
+        lengths: Tokens of each source and target, EOS included, (2, N).
         batch_tokens: Tokens, without padding, at which a step is complete.
         seed: The run's seed.
         epoch: Epoch, from 0.
     """
     rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(src_lengths))
-    tokens = max(int(src_lengths.sum()), int(tgt_lengths.sum()), 1)
+    order = rng.permutation(lengths.shape[1])
+    tokens = max(int(lengths.sum(axis=1).max()), 1)
     pool_size = max(1, len(order) * STEPS_PER_POOL * batch_tokens // tokens)
     steps: list[Indices] = []
     for start in range(0, len(order), pool_size):
         pool = order[start : start + pool_size]
-        pool = pool[_order_by_lengths(src_lengths[pool], tgt_lengths[pool], rng.random())]
-        steps += _cut_into_steps(pool, src_lengths, tgt_lengths, batch_tokens)
+        pool = pool[_order_by_lengths(lengths[:, pool], rng.random())]
+        steps += _cut_into_steps(pool, lengths, batch_tokens)
     return [steps[i] for i in rng.permutation(len(steps))]
 
 
-def _order_by_lengths(src_lengths: Lengths, tgt_lengths: Lengths, offset: float) -> Indices:
+def _order_by_lengths(lengths: Lengths, offset: float) -> Indices:
     """Sorts pairs so that adjacent ones have similar source and similar target lengths.
 
     A random offset, from 0 to 1, shifts the edges of the bins, so that pairs share their steps with
     different pairs in every epoch. Pairs of equal lengths keep their order.
     """
-    longer, difference = np.maximum(src_lengths, tgt_lengths), src_lengths - tgt_lengths
+    longer, difference = lengths.max(axis=0), lengths[0] - lengths[1]
     bins = (np.log(longer) / np.log(BIN_WIDTH) + offset).astype(np.int64)
     # Every other bin is reversed, so that pairs on both sides of a bin's edge are similar too.
     return np.lexsort((longer, np.where(bins % 2, -difference, difference), bins))
 
 
-def _cut_into_steps(
-    pool: Indices, src_lengths: Lengths, tgt_lengths: Lengths, batch_tokens: int
-) -> list[Indices]:
+def _cut_into_steps(pool: Indices, lengths: Lengths, batch_tokens: int) -> list[Indices]:
     """Cuts sorted pairs into steps, each ending with the pair that reaches `batch_tokens`."""
-    src_total, tgt_total = np.cumsum(src_lengths[pool]), np.cumsum(tgt_lengths[pool])
-    steps, start, src_done, tgt_done = [], 0, 0, 0
+    totals = np.cumsum(lengths[:, pool], axis=1)  # (2, N)
+    steps, start, done = [], 0, np.zeros(2, int)
     while start < len(pool):
-        full = min(
-            np.searchsorted(src_total, src_done + batch_tokens),
-            np.searchsorted(tgt_total, tgt_done + batch_tokens),
-        )
+        sides = zip(totals, done, strict=True)
+        full = min(np.searchsorted(total, before + batch_tokens) for total, before in sides)
         end = min(int(full) + 1, len(pool))
         steps.append(pool[start:end])
-        start, src_done, tgt_done = end, int(src_total[end - 1]), int(tgt_total[end - 1])
+        start, done = end, totals[:, end - 1]
     return steps
 
 
 def cut_micro_batches(
-    step: Indices,
-    src_lengths: Lengths,
-    tgt_lengths: Lengths,
-    micro_batch_tokens: int,
-    workers: int = 1,
+    step: Indices, lengths: Lengths, micro_batch_tokens: int, workers: int = 1
 ) -> list[Indices]:
     """Cuts a step into a multiple of the workers, of about equal padded sizes.
 
@@ -230,13 +222,12 @@ def cut_micro_batches(
 
     Args:
         step: Indices of pairs; adjacent pairs have similar lengths.
-        src_lengths: Tokens of each source of the corpus, (N,).
-        tgt_lengths: Tokens of each target of the corpus, (N,).
+        lengths: Tokens of each source and target of the corpus, (2, N).
         micro_batch_tokens: Limit on the number of sentences times the longest side; a pair that
             alone exceeds it is a micro-batch of its own.
         workers: Processes or threads that compute micro-batches at the same time.
     """
-    sides = list(zip(src_lengths[step].tolist(), tgt_lengths[step].tolist(), strict=True))
+    sides = lengths[:, step].T.tolist()
     positions = sum(src + tgt for src, tgt in sides)
     fewest = len(_fill_up(sides, micro_batch_tokens, len(step) * positions))
     count = min(workers * math.ceil(fewest / workers), len(step))
@@ -248,13 +239,13 @@ def cut_micro_batches(
     while len(parts) < count:
         largest = max(
             (number for number, part in enumerate(parts) if len(part) > 1),
-            key=lambda number: padded_size(parts[number], src_lengths, tgt_lengths),
+            key=lambda number: padded_size(parts[number], lengths),
         )
         parts[largest : largest + 1] = np.array_split(parts[largest], 2)
     return parts
 
 
-def _fill_up(sides: Sequence[tuple[int, int]], micro_batch_tokens: int, size: int) -> list[int]:
+def _fill_up(sides: Sequence[Sequence[int]], micro_batch_tokens: int, size: int) -> list[int]:
     """Returns the position of the first pair of each micro-batch if each takes all that it can.
 
     Args:
@@ -276,10 +267,9 @@ def _fill_up(sides: Sequence[tuple[int, int]], micro_batch_tokens: int, size: in
     return starts
 
 
-def padded_size(micro_batch: Indices, src_lengths: Lengths, tgt_lengths: Lengths) -> int:
+def padded_size(micro_batch: Indices, lengths: Lengths) -> int:
     """Counts the source and target positions of a micro-batch, including padding."""
-    longest = src_lengths[micro_batch].max() + tgt_lengths[micro_batch].max()
-    return len(micro_batch) * int(longest)
+    return len(micro_batch) * int(lengths[:, micro_batch].max(axis=1).sum())
 
 
 def deal_micro_batches(sizes: Sequence[int], world_size: int) -> list[list[int]]:

@@ -28,7 +28,7 @@ class _Lookup:
         self._values = values.astype(np.int32)
 
     def __getitem__(self, keys: Integers) -> PieceIds:
-        """Gives the value of each key, and NO_PIECE for a key that is missing."""
+        """Returns the value of each key, and NO_PIECE for a key that is missing."""
         positions = np.searchsorted(self._keys, keys)
         is_found = self._keys[positions] == keys
         return np.where(is_found, self._values[positions], np.int32(NO_PIECE))

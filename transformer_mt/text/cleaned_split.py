@@ -1,17 +1,14 @@
 """The first reading of a training text: which pairs are kept, and the words to learn from."""
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
 from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.errors import DataError
-from transformer_mt.system.console import ProgressBar
+from transformer_mt.system.console import ProgressBar, logger
 from transformer_mt.text.cleaning import PIECE_MARKS, describe_dropped, reason_to_drop_text
 from transformer_mt.text.corpus import CorpusSplit
 from transformer_mt.text.normalization import normalize_text
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass

@@ -7,7 +7,6 @@ under the old rules are not reused. tests/text/test_cleaning.py checks this.
 """
 
 import hashlib
-import logging
 import re
 import unicodedata
 from collections import Counter
@@ -15,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from transformer_mt.config.keys import DataConfig, NormalForm
+from transformer_mt.system.console import logger
 from transformer_mt.text.normalization import is_blank, normalize_text
-
-logger = logging.getLogger(__name__)
 
 CLEANING_VERSION = 2
 """Version of the rules; part of the fingerprint of a prepared corpus."""
@@ -167,7 +165,7 @@ def usual_script(lines: Sequence[str]) -> str:
 
 
 def has_script(line: str, script: str) -> bool:
-    """Tells whether a line has a letter of a script that `script_of` names."""
+    """Returns whether a line has a letter of a script that `script_of` names."""
     return any(_script_of_letter(letter) == script for letter in _LETTER.findall(line))
 
 

@@ -5,7 +5,6 @@ In text files only a line feed ends a line.
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import expand_path, searched_folders
 from transformer_mt.config.splits import SLICE, Columns, NamedSplit, Split, SplitFiles, Splits
 from transformer_mt.errors import DataError
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
@@ -31,8 +31,6 @@ from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, pair_colu
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 from transformer_mt.text.normalization import is_blank
 from transformer_mt.text.tmx import is_tmx, read_tmx
-
-logger = logging.getLogger(__name__)
 
 Pair = tuple[str, str]
 PairReader = Callable[[], Iterator[Pair]]

@@ -25,5 +25,5 @@ def normalize_text(text: str, form: NormalForm) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Tells whether a text has only white space and invisible characters."""
+    """Returns whether a text has only white space and invisible characters."""
     return not normalize_text(text, "nfc").strip()

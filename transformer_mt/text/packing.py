@@ -55,7 +55,7 @@ def pack_capacity(tokens: int, longest: int) -> int:
 
 
 def cut_into_packs(
-    step: Indices, src_lengths: Lengths, tgt_lengths: Lengths, capacity: int, workers: int = 1
+    step: Indices, lengths: Lengths, capacity: int, workers: int = 1
 ) -> list[Indices]:
     """Cuts a step into the smallest multiple of the workers of packs that hold it.
 
@@ -64,8 +64,7 @@ def cut_into_packs(
 
     Args:
         step: Indices of pairs, each with fewer than `capacity` tokens a side.
-        src_lengths: Tokens of each source of the corpus, (N,).
-        tgt_lengths: Tokens of each target of the corpus, (N,).
+        lengths: Tokens of each source and target of the corpus, (2, N).
         capacity: Tokens of a side in a pack, at least one of them padding.
         workers: Processes that compute packs at the same time.
     """
@@ -73,8 +72,7 @@ def cut_into_packs(
     while True:
         count += workers
         packs = [step[first::count] for first in range(min(count, len(step)))]
-        tokens = (side[pack].sum() for pack in packs for side in (src_lengths, tgt_lengths))
-        if max(tokens) < capacity:
+        if max(lengths[:, pack].sum(axis=1).max() for pack in packs) < capacity:
             return packs
 
 
@@ -86,8 +84,7 @@ def pack_pairs(pairs: EncodedPairs, indices: Indices, capacity: int) -> Pack:
         indices: Positions of pairs in it, which have fewer than `capacity` tokens a side.
         capacity: N, a multiple of `BLOCK`.
     """
-    src, tgt = pairs.src.take(indices).marked(begin=False), pairs.tgt.take(indices)
-    tgt_in, tgt_out = tgt.marked(begin=True), tgt.marked(begin=False)
+    src, tgt_in, tgt_out = pairs.marked(indices)
     sides, src_lengths, tgt_lengths = (src, tgt_out), src.counts, tgt_out.counts
     key_blocks = (
         _key_blocks(src_lengths, src_lengths, capacity, causal=False),
@@ -117,7 +114,7 @@ def _rows(rows: Sequence[Ids | Lengths], padding: int, capacity: int) -> torch.T
 def _key_blocks(
     query_lengths: Lengths, key_lengths: Lengths, capacity: int, causal: bool
 ) -> npt.NDArray[np.int32]:
-    """Gives the first and last block of keys for each block of queries, (Q, 2).
+    """Returns the first and last block of keys for each block of queries, (Q, 2).
 
     Padding attends to the first token of the keys' padding: nobody reads what comes of it, but
     without any key the softmax would be undefined.

@@ -14,7 +14,6 @@ format is not read: the corpus is prepared again.
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.config.section import OnChange, Section
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
-from transformer_mt.system.console import ProgressBar
+from transformer_mt.system.console import ProgressBar, logger
 from transformer_mt.system.files import atomic_directory, canonical_json, locked, read_json, sha256
 from transformer_mt.system.manifest import verify_manifest, write_manifest
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
@@ -44,8 +43,6 @@ from transformer_mt.text.splitting import (
     split_sentences,
 )
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
-
-logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
 FORMAT = 7

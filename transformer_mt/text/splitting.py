@@ -116,7 +116,7 @@ def leading_symbols(symbols: Sequence[str]) -> re.Pattern[str]:
 
 
 def has_words(text: str) -> bool:
-    """Tells whether a text has a letter outside of web and e-mail addresses."""
+    """Returns whether a text has a letter outside of web and e-mail addresses."""
     words = (word for word in text.split() if any(map(str.isalpha, word)))
     return not all(map(_ADDRESS.fullmatch, words))
 
@@ -155,14 +155,14 @@ def split_sentences(text: str, language: str) -> list[str]:
 
 
 def _end_of(word: str) -> str:
-    """Gives a word up to its end mark, empty if it does not end in one."""
+    """Returns a word up to its end mark, empty if it does not end in one."""
     end = max(map(word.rfind, _ENDS)) + 1
     is_quoted_sign = word[end:] and _QUOTED_SIGN.fullmatch(word, 0, end)
     return word[:end] if _AFTER_END.fullmatch(word, end) and not is_quoted_sign else ""
 
 
 def _is_end(before: str, word: str, following: str, language: str, marks: Sequence[str]) -> bool:
-    """Tells whether a word with an end mark ends a sentence if what follows may begin another.
+    """Returns whether a word with an end mark ends a sentence if what follows may begin another.
 
     Args:
         before: The word before it in the same sentence, if any.
@@ -195,7 +195,7 @@ def _is_end(before: str, word: str, following: str, language: str, marks: Sequen
 
 @cache
 def _listed(name: str, language: str) -> frozenset[str]:
-    """Gives the words of a list of abbreviations.toml that hold for a language."""
+    """Returns the words of a list of abbreviations.toml that hold for a language."""
     return frozenset(f"{_LISTS[name].get('any', '')} {_LISTS[name].get(language, '')}".split())
 
 

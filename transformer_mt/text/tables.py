@@ -50,7 +50,7 @@ def find_delimiter(text: str) -> str:
 
 
 def line_end(text: str, place: int) -> int:
-    """Gives where the line that a place belongs to ends, after its line feed."""
+    """Returns where the line that a place belongs to ends, after its line feed."""
     return text.find("\n", place) + 1 or len(text)
 
 

@@ -1,6 +1,5 @@
 """Test sets: a split of the corpus, files, or one of sacreBLEU's own sets."""
 
-import logging
 import re
 import tarfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.splits import Splits
 from transformer_mt.errors import DataError, OutputError
+from transformer_mt.system.console import logger
 from transformer_mt.system.outputs import Output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import (
@@ -28,8 +28,6 @@ from transformer_mt.text.corpus import (
 )
 from transformer_mt.text.data_files import data_suffix, read_data_file
 from transformer_mt.text.trained_here import readable_corpus
-
-logger = logging.getLogger(__name__)
 
 _TOKENISED = re.compile(r" \.$|@@(?: |$)|\u2581")
 """What detokenised text lacks: a full stop apart, a word or a space as pieces have it."""

@@ -4,7 +4,6 @@ Reference:
     TMX 1.4b Specification, LISA OSCAR recommendation, 2005.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,9 +11,8 @@ from types import SimpleNamespace
 from xml.etree.ElementTree import Element, ParseError, iterparse
 
 from transformer_mt.errors import DataError
+from transformer_mt.system.console import logger
 from transformer_mt.system.streams import compression_suffix, open_input, read_blocks
-
-logger = logging.getLogger(__name__)
 
 _CODE = {"bpt", "ept", "it", "ph", "ut"}
 """Inline elements that hold codes of the original document. A `sub` in them is text from elsewhere,
@@ -87,7 +85,7 @@ def _read_units(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _segments(unit: Element) -> dict[str, str]:
-    """Gives the segments of a unit, on one line each, by language; the first of a language."""
+    """Returns the segments of a unit, on one line each, by language; the first of a language."""
     segments = dict[str, str]()
     for variant in unit:
         language = variant.get(_LANGUAGE) or variant.get("lang") or ""

@@ -6,7 +6,6 @@ A stranger's configuration may name any file, and `evaluate` stores beside the m
 """
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from transformer_mt.config.keys import DEFAULTS, DataConfig
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.splits import Splits
 from transformer_mt.errors import DataError
-
-logger = logging.getLogger(__name__)
+from transformer_mt.system.console import logger
 
 
 def remember_text(data: DataConfig) -> None:
@@ -32,7 +30,7 @@ def remember_text(data: DataConfig) -> None:
 
 
 def readable_corpus(data: DataConfig, split: Splits, has_option: bool = False) -> DataConfig:
-    """Gives the corpus of a model to read a split from.
+    """Returns the corpus of a model to read a split from.
 
     If it is not known, it must be of the hub, and its folders are the default ones. `has_option`
     tells whether the user can name the text instead.
@@ -68,6 +66,6 @@ def _record() -> Path:
 
 
 def _line(data: DataConfig) -> str:
-    """Gives what a configuration names on this machine, in ASCII."""
+    """Returns what a configuration names on this machine, in ASCII."""
     splits = [str(split) for split in (data.train, data.valid, data.test)]
     return json.dumps([data.path, *splits, data.cache_dir, data.prepared_dir]) + "\n"

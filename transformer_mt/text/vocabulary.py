@@ -62,11 +62,11 @@ class Vocabulary:
         return f"{self.src.size:,} source and {self.tgt.size:,} target pieces"
 
     def has_same_ids(self, other: "Vocabulary") -> bool:
-        """Tells whether another vocabulary has the same pieces with the same ids."""
+        """Returns whether another vocabulary has the same pieces with the same ids."""
         return (self.src_model, self.tgt_model) == (other.src_model, other.tgt_model)
 
     def symbol_ids(self, symbols: list[str]) -> list[int]:
-        """Gives the target ids of `vocab.symbols`.
+        """Returns the target ids of `vocab.symbols`.
 
         Raises:
             ConfigError: If they are no user-defined symbols of both languages.

@@ -1,6 +1,5 @@
 """What a run records when it starts: head of train.log, run.json, config.toml, source.diff."""
 
-import logging
 import shlex
 import sys
 from dataclasses import asdict, replace
@@ -21,8 +20,8 @@ from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import format_config
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.console import escape_controls
-from transformer_mt.system.files import atomic_file
+from transformer_mt.system.console import escape_controls, logger
+from transformer_mt.system.files import replace_file
 from transformer_mt.training.environment import (
     describe_software,
     numeric_environment,
@@ -31,8 +30,6 @@ from transformer_mt.training.environment import (
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
 from transformer_mt.version import source_state
-
-logger = logging.getLogger(__name__)
 
 _HEAD = "# `transformer-mt train RUN --run NEW` trains this again. It was trained with\n"
 _COMMAND = "#     "
@@ -125,16 +122,15 @@ def _write_config(path: Path, config: Config) -> None:
         name = Path(sys.argv[0]).name.replace("__main__.py", "transformer-mt")  # python -m
         words = [name, *sys.argv[1:]]
         commands += f"{_COMMAND}{escape_controls(shlex.join(words))}\n"
-        with atomic_file(path) as file:
-            file.write((commands + format_config(config, commands)).encode(errors="replace"))
+        text = commands + format_config(config, commands)
+        replace_file(path, text.encode(errors="replace"))
 
 
 def _write_diff(path: Path) -> None:
     """Writes source.diff if there are changes, and deletes that of an earlier start."""
     path.unlink(missing_ok=True)
     if diff := source_state()[1]:
-        with atomic_file(path) as file:
-            file.write(diff.encode())
+        replace_file(path, diff.encode())
 
 
 def compare_with(first_dir: Path | None, trainer: Trainer) -> None:

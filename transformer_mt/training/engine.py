@@ -1,6 +1,7 @@
 """One optimizer step and the training state that it changes, independent of files and runs."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 
 from transformer_mt.checkpoints.checkpoint import MOMENTS
 from transformer_mt.config.keys import Config
@@ -25,12 +26,7 @@ from transformer_mt.text.packing import Pack
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.loss import projected_loss
-from transformer_mt.training.optimizer import (
-    ExponentialMovingAverage,
-    build_optimizer,
-    clip_gradients,
-    noam_rate,
-)
+from transformer_mt.training.optimizer import ExponentialMovingAverage, build_optimizer, noam_rate
 from transformer_mt.training.packed_step import PackedStep
 from transformer_mt.training.run_log import LogWindow
 
@@ -134,7 +130,7 @@ class Engine:
             losses = self.add_gradients(step, micro_batches, tokens)
         self.sum_over_processes(losses)
         self.scaler.unscale_(self.optimizer)  # before clipping, or the scale would be clipped
-        self.grad_norm = clip_gradients(self.model.parameters(), optim.max_grad_norm)
+        self.grad_norm = clip_grad_norm_(self.model.parameters(), optim.max_grad_norm or math.inf)
         is_finite = self.grad_norm.isfinite()
         skip_step_if(self.optimizer, ~is_finite)
         self.scaler.step(self.optimizer)
@@ -266,8 +262,7 @@ class Engine:
             },
         }
         if self.ema:
-            names = (name for name, _ in self.model.named_parameters())
-            state["ema"] = dict(zip(names, self.ema.averages, strict=True))
+            state["ema"] = self.ema.model.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -280,8 +275,7 @@ class Engine:
                     key: state["optimizer"][f"{key}.{name}"].to(self.device) for key in MOMENTS
                 }
         if self.ema:
-            with self.ema.in_place():
-                self.model.load_state_dict(state["ema"])
+            self.ema.model.load_state_dict(state["ema"])
         if self.scaler.is_enabled() and counters.loss_scaler:
             self.scaler.load_state_dict(counters.loss_scaler)
         self.skipped_steps.fill_(counters.skipped_steps)

@@ -1,7 +1,6 @@
 """How a step is made to fit the machine: cut as its memory allows, compiled where that works."""
 
 import gc
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch.nn.utils import parameters_to_vector
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.errors import DeviceError
+from transformer_mt.system.console import logger
 from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory, total_memory
 from transformer_mt.system.private_torch import skip_step_if
 from transformer_mt.text.batching import (
@@ -29,8 +29,6 @@ from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import FLOPS_PER_WEIGHT, flops_per_token
 from transformer_mt.training.loss import CHUNK_ROWS
 from transformer_mt.training.packed_step import PackedStep
-
-logger = logging.getLogger(__name__)
 
 _BYTES_PER_PARAMETER = {"cpu": 4 * 7, "cuda": 4 * 4}
 """Weight, gradient and Adam's two moments in float32; on a CPU also the copies of a weight and its
@@ -49,6 +47,7 @@ _LEAST_HEAD_WIDTH = 16
 
 def require_memory(config: ModelConfig, device: torch.device) -> None:
     """Refuses a model whose layers alone need too much memory, before anything is allocated."""
+    # Each weight of a layer takes part in as many operations per token.
     parameters = sum(flops_per_token(config, tgt_size=0)) // FLOPS_PER_WEIGHT
     needed, available = _BYTES_PER_PARAMETER[device.type] * parameters, total_memory(device)
     if needed > available:
@@ -150,18 +149,18 @@ class StepFitter:
         """Cuts the pairs of a step into those of its micro-batches."""
         if self.packs:
             capacity = self._pack_capacity(progress)
-            return cut_into_packs(step_pairs, *pairs.lengths, capacity, self.workers)
+            return cut_into_packs(step_pairs, pairs.lengths, capacity, self.workers)
         limit = progress.micro_batch_tokens
-        return cut_micro_batches(step_pairs, *pairs.lengths, limit, self.workers)
+        return cut_micro_batches(step_pairs, pairs.lengths, limit, self.workers)
 
     def count_positions(self, progress: Progress, pairs: EncodedPairs, indices: Indices) -> int:
         """Counts the source and target positions of a micro-batch, including padding."""
         if self.packs:
             return 2 * self._pack_capacity(progress)
-        return padded_size(indices, *pairs.lengths)
+        return padded_size(indices, pairs.lengths)
 
     def _pack_capacity(self, progress: Progress) -> int:
-        """Gives the capacity that holds an equal share of every step, at the limit if it can.
+        """Returns the capacity that holds an equal share of every step, at the limit if it can.
 
         It is a function of the configuration, the processes and the limit, so that a resumed run
         has the same packs.
@@ -213,7 +212,7 @@ class StepFitter:
 
         def cut(progress: Progress) -> list[Indices]:
             limit = progress.micro_batch_tokens
-            return [] if self.packs else most_demanding(steps, *pairs.lengths, limit, self.workers)
+            return [] if self.packs else most_demanding(steps, pairs.lengths, limit, self.workers)
 
         def attempt(progress: Progress, trials: list[Indices]) -> None:
             for parameter in engine.model.parameters():
@@ -307,9 +306,8 @@ class StepFitter:
             limit = self._pack_capacity(progress) - 1
             limit = limit if limit >= pack_capacity(1, self._longest) else 0
         else:
-            src, tgt = pairs.lengths
             sizes = [
-                len(indices) * int(max(src[indices].max(), tgt[indices].max()))
+                len(indices) * int(pairs.lengths[:, indices].max())
                 for indices in micro_batches
                 if len(indices) > 1
             ]
@@ -325,11 +323,7 @@ class StepFitter:
 
 
 def most_demanding(
-    steps: Sequence[Indices],
-    src_lengths: Lengths,
-    tgt_lengths: Lengths,
-    micro_batch_tokens: int,
-    workers: int = 1,
+    steps: Sequence[Indices], lengths: Lengths, micro_batch_tokens: int, workers: int = 1
 ) -> list[Indices]:
     """Finds the micro-batches that need the most memory; only the likeliest steps are cut.
 
@@ -338,10 +332,10 @@ def most_demanding(
     """
 
     def longest_side(indices: Indices) -> int:
-        return int(max(src_lengths[indices].max(), tgt_lengths[indices].max()))
+        return int(lengths[:, indices].max())
 
     def size(indices: Indices) -> int:
-        return padded_size(indices, src_lengths, tgt_lengths)
+        return padded_size(indices, lengths)
 
     def estimated_size(step: Indices) -> float:
         parts = math.ceil(len(step) * longest_side(step) / micro_batch_tokens)
@@ -351,9 +345,7 @@ def most_demanding(
     micro_batches = [
         micro_batch
         for step in (*likely, max(steps, key=longest_side), max(steps, key=len))
-        for micro_batch in cut_micro_batches(
-            step, src_lengths, tgt_lengths, micro_batch_tokens, workers
-        )
+        for micro_batch in cut_micro_batches(step, lengths, micro_batch_tokens, workers)
     ]
     return [
         max(micro_batches, key=size),

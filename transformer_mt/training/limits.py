@@ -87,7 +87,7 @@ class StepDisplay(tqdm):  # type: ignore[misc]
         self.update(progress.step - self.n)
 
     def is_due(self) -> bool:
-        """Tells whether metrics are to be shown even though no log line is due yet."""
+        """Returns whether metrics are to be shown even though no log line is due yet."""
         passed = time.monotonic() - self._last_shown
         return self._shows_progress and passed >= SECONDS_BETWEEN_LINES
 

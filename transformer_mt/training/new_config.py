@@ -7,7 +7,6 @@ Reference:
     Sennrich and Zhang 2019, Revisiting Low-Resource Neural Machine Translation: A Case Study.
 """
 
-import logging
 import re
 import shlex
 import textwrap
@@ -25,15 +24,13 @@ from transformer_mt.config.keys import Config, DataConfig, flat_values
 from transformer_mt.config.loading import expand_path, format_value, parse_config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
-from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import atomic_file
+from transformer_mt.system.console import ProgressBar, logger
+from transformer_mt.system.files import replace_file
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compression_suffix
 from transformer_mt.text.cleaning import LineProblems
 from transformer_mt.text.corpus import Pair, open_split
 from transformer_mt.text.normalization import is_blank, normalize_text
-
-logger = logging.getLogger(__name__)
 
 _LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
 _LITTLE_TEXT = 20_000
@@ -180,7 +177,7 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
 
 
 def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str, Any]:
-    """Gives what a run has fixed, and a low rate: at its peak, that of the run's last step.
+    """Returns what a run has fixed, and a low rate: at its peak, that of the run's last step.
 
     Warns if it translates other languages than those of `data`.
     """
@@ -258,8 +255,7 @@ def write_config(
     keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
     _warn(src, tgt, text, 0 if run else _LITTLE_TEXT)
     content = _fill_in(_parse(keys, path), path, text, machine)
-    with atomic_file(path) as file:
-        file.write(content.encode(errors="backslashreplace"))  # in comments only
+    replace_file(path, content.encode(errors="backslashreplace"))  # in comments only
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine.description)
     return "\n".join(re.findall(f"^{_COMMAND}(.*)", content, re.MULTILINE)[:2])
 
@@ -301,7 +297,7 @@ def _place(src: Path, tgt: Path, config: Path, run: Path) -> tuple[str, str, str
 
 
 def _hold_out(names: list[str], text: TextStatistics) -> dict[str, SplitFiles]:
-    """Gives the keys of the splits: validation and test text are the last pairs."""
+    """Returns the keys of the splits: validation and test text are the last pairs."""
     src, tgt = names
     files = SplitFiles(src=src, tgt=tgt, skip_empty=text.empty > 0)
     test, valid = f"[-{text.held_out}:]", f"[-{2 * text.held_out}:-{text.held_out}]"

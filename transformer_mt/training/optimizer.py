@@ -2,14 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import OptimConfig
+from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.private_torch import Adam, add_all_, is_step_skipped, lerp_all_
 
 _MOMENTUM = 0.95
@@ -133,14 +133,6 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return x.mT if is_tall else x
 
 
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scales unscaled gradients in place to a total norm of at most `max_norm`; 0 is no limit.
-
-    Returns the norm before, a scalar on the device, without waiting for it.
-    """
-    return nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)
-
-
 class ExponentialMovingAverage:
     """An exponential moving average of the weights of a model.
 
@@ -149,13 +141,13 @@ class ExponentialMovingAverage:
         decay: Share of the previous average that a step keeps, except for early steps.
 
     Attributes:
-        averages: The average of each parameter, in the order of the model.
+        model: A copy with the averages as its weights.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self._parameters: list[Tensor] = list(model.parameters())
-        self.averages = [parameter.detach().clone() for parameter in self._parameters]
+    def __init__(self, model: Transformer, decay: float) -> None:
+        self.model, self.decay = deepcopy(model), decay
+        self._averages: list[Tensor] = list(self.model.parameters())
+        self._weights: list[Tensor] = list(model.parameters())
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -165,20 +157,4 @@ class ExponentialMovingAverage:
         initial weights soon lose their influence.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
-        lerp_all_(self.averages, self._parameters, 1.0 - decay)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Swaps the average into the model temporarily; changes made to it meanwhile are kept."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    @torch.no_grad()
-    def _swap(self) -> None:
-        for parameter, average in zip(self._parameters, self.averages, strict=True):
-            weights = parameter.clone()
-            parameter.copy_(average)
-            average.copy_(weights)
+        lerp_all_(self._averages, self._weights, 1.0 - decay)

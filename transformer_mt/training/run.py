@@ -1,6 +1,5 @@
 """Starts a run from its configuration, or resumes it from its newest checkpoint."""
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.evaluation.scoring import choose_metrics
-from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.system.console import logger
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.extras import require_package
 from transformer_mt.system.files import restore_replaced
@@ -35,8 +34,6 @@ from transformer_mt.training.fit import StepFitter, require_memory
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.starting_state import begin_from, initial_checkpoint, resume
 from transformer_mt.training.trainer import Trainer
-
-logger = logging.getLogger(__name__)
 
 
 def train(config: Config, run_dir: str | Path, first_dir: Path | None = None) -> Progress:
@@ -82,8 +79,8 @@ def _train_main(
     with ExitStack() as stack:
         # What is reported before train.log is open.
         early_messages = MemoryHandler(capacity=0)
-        PACKAGE_LOGGER.addHandler(early_messages)
-        stack.callback(PACKAGE_LOGGER.removeHandler, early_messages)
+        logger.addHandler(early_messages)
+        stack.callback(logger.removeHandler, early_messages)
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only once everything it needs is there
             is_own = stack.enter_context(lock_run(run_dir))
@@ -98,7 +95,7 @@ def _train_main(
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = RunLog(run_dir, trainer.progress, config.train.tensorboard, is_own)
         stack.enter_context(log)
-        PACKAGE_LOGGER.removeHandler(early_messages)
+        logger.removeHandler(early_messages)
         log_start(log, trainer)
         early_messages.setTarget(log)
         early_messages.flush()

@@ -16,10 +16,8 @@ from pydantic import ConfigDict
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import METRICS
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
-from transformer_mt.system.files import atomic_file, is_at, open_no_link, parse_json
-
-logger = logging.getLogger(__name__)
+from transformer_mt.system.console import MessageFormatter, escape_controls, logger
+from transformer_mt.system.files import is_at, open_no_link, parse_json, replace_file
 
 _WAITING_BYTES = 2**24
 """How much of a log waits in memory while its disk is full."""
@@ -74,7 +72,7 @@ class RunLog(logging.Handler):
         super().__init__(logging.INFO)
         self.is_own = is_own
         self.setFormatter(MessageFormatter())
-        self._disk_is_full, self._level_before = False, PACKAGE_LOGGER.level
+        self._disk_is_full, self._level_before = False, logger.level
         path = run_dir / METRICS
         _remove_later_metrics(path, progress)
         self._metrics = self._open(path)
@@ -92,13 +90,13 @@ class RunLog(logging.Handler):
         return open(path, "a", _WAITING_BYTES, "utf-8", "backslashreplace", opener=open_no_link)
 
     def __enter__(self) -> Self:
-        PACKAGE_LOGGER.setLevel(logging.INFO)
-        PACKAGE_LOGGER.addHandler(self)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        PACKAGE_LOGGER.removeHandler(self)
-        PACKAGE_LOGGER.setLevel(self._level_before)
+        logger.removeHandler(self)
+        logger.setLevel(self._level_before)
         for board in self._boards.values():
             with suppress(OSError):  # its values are in metrics.jsonl too
                 board.close()
@@ -168,12 +166,11 @@ def _remove_later_metrics(path: Path, progress: Progress) -> None:
             record = parse_json(line)
             if record["step"] <= _last_steps(progress)[record["kind"]]:
                 kept.append(line + "\n")
-    with atomic_file(path) as file:
-        file.write("".join(kept).encode())
+    replace_file(path, "".join(kept).encode())
 
 
 def _last_steps(progress: Progress) -> dict[str, int]:
-    """Gives the last step of each kind of line that belongs to a checkpoint."""
+    """Returns the last step of each kind of line that belongs to a checkpoint."""
     # A checkpoint saved on a signal comes before the validation of its step.
     # Step 0 has been validated only if there is a score.
     valid_step = progress.valid_step or (0 if progress.best_bleu >= 0 else -1)

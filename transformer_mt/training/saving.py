@@ -1,6 +1,5 @@
 """Saves the checkpoints of a run: a thread writes and hashes copies while training goes on."""
 
-import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,18 +17,17 @@ from transformer_mt.checkpoints.checkpoint import (
 from transformer_mt.checkpoints.layout import EMA, MODEL, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_directory import prune
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
+from transformer_mt.system.console import logger
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.fit import StepFitter
-
-logger = logging.getLogger(__name__)
 
 TENSOR_FILES = {"model": MODEL, "optimizer": TRAINING, "ema": EMA}
 """Files of a checkpoint by their keys in the state of the engine."""
 
 
 def tensor_files(state: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Gives the tensors of the state of an engine by file and name."""
+    """Returns the tensors of the state of an engine by file and name."""
     return {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
 
 

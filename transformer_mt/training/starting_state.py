@@ -1,6 +1,5 @@
 """The state that a run starts with: its own newest, or that of the run of `train.init_from`."""
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.system.console import logger
 from transformer_mt.text.prepared import load_configured_vocabulary
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
@@ -20,8 +20,6 @@ from transformer_mt.training.environment import (
 )
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.saving import TENSOR_FILES
-
-logger = logging.getLogger(__name__)
 
 
 def resume(

@@ -1,6 +1,5 @@
 """The training loop of a run: steps, validation, checkpoints, until a limit is reached."""
 
-import logging
 import math
 import shlex
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import STATE, checkpoint_path
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
+from transformer_mt.system.console import logger
 from transformer_mt.system.device import compute_settings
 from transformer_mt.system.signals import StopRequest, catch_stop_signals
 from transformer_mt.text.batching import Indices, plan_epoch
@@ -24,8 +24,6 @@ from transformer_mt.training.limits import StepDisplay, reached_limit
 from transformer_mt.training.run_log import LogWindow, RunLog
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.validation import Validation, Validator
-
-logger = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
@@ -168,7 +166,7 @@ class Trainer:
         train, progress = self.config.train, self.progress
         self.pairs = self.corpus.pairs  # frees those of the epoch before, which may be copies
         self.pairs = self._epoch_pairs.of_epoch(progress.epoch)
-        steps = plan_epoch(*self.pairs.lengths, train.batch_tokens, train.seed, progress.epoch)
+        steps = plan_epoch(self.pairs.lengths, train.batch_tokens, train.seed, progress.epoch)
         if progress.epoch_step >= len(steps):
             raise CheckpointError(
                 f"{checkpoint_path(self.run_dir, progress.step) / STATE}: damaged (epoch_step ="

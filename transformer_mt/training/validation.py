@@ -1,6 +1,5 @@
 """The validation of a model in training: perplexity, BLEU, and a few sample translations."""
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from transformer_mt.checkpoints.evaluations import (
 from transformer_mt.checkpoints.layout import checkpoint_digest
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.model.transformer import Transformer, evaluation_mode
+from transformer_mt.system.console import logger
 from transformer_mt.text.batching import EncodedPairs, encode_pairs
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import PreparedCorpus
@@ -25,11 +25,9 @@ from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation.agreement import warn_of_decoding
 from transformer_mt.translation.options import SearchOptions
-from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, Share, log_probabilities
+from transformer_mt.translation.pytorch_runtime import MapBatches, PyTorchRuntime, log_probabilities
 from transformer_mt.translation.sharing import SharedRuntime
 from transformer_mt.translation.translator import Translator
-
-logger = logging.getLogger(__name__)
 
 _SEARCH = SearchOptions(beam_size=1)
 """Greedy, whatever the default of `translate` is."""
@@ -57,7 +55,7 @@ class Validation:
     hypotheses: list[str]
 
     def is_better(self, best: Progress) -> bool:
-        """Tells whether it is better than the best so far."""
+        """Returns whether it is better than the best so far."""
         return (self.score, -self.nll) > (best.best_bleu, -best.best_nll)
 
 
@@ -86,10 +84,8 @@ class Validator:
             tgt_lang, references=[pairs.tgt], configured=self._valid.tokenize
         )
         data, symbols = engine.config.data, engine.config.vocab.symbols
-        splitter = LineSplitter(vocab.src, data, corpus.sources, symbols=symbols)
-        runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(symbols))
-        self._shared = SharedRuntime(runtime, engine.processes)
-        self._translator = Translator(self._shared, vocab, splitter, _SEARCH)
+        self._splitter = LineSplitter(vocab.src, data, corpus.sources, symbols=symbols)
+        self._vocab, self._never = vocab, vocab.symbol_ids(symbols)
         self._of_old_text = Validator(engine, old_text, corpus) if old_text else None
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
@@ -99,15 +95,14 @@ class Validator:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
         engine = self._engine
-        result = self._validate(advance)
+        result = self._validate(engine.model, advance)
         # Weights that have diverged would give other warnings.
         if not self._has_compared and math.isfinite(result.score):
             self._has_compared = True
             src, tgt = (side[0][:_COMPARED] for side in (self._encoded.src, self._encoded.tgt))
             warn_of_decoding(engine.model, src.tolist(), tgt.tolist())
         if engine.ema:
-            with engine.ema.in_place():
-                average = self._validate(advance)
+            average = self._validate(engine.ema.model, advance)
             metrics = {f"ema_{name}": value for name, value in average.metrics.items()}
             score = average.score if math.isfinite(result.score) else result.score
             result = replace(average, metrics=result.metrics | metrics, score=score)
@@ -116,10 +111,11 @@ class Validator:
             result = replace(result, metrics=result.metrics | {f"old_{k}": v for k, v in old})
         return result
 
-    def _validate(self, advance: Callable[[int], object]) -> Validation:
-        """Scores the weights that are in the model."""
-        nll = mean_nll(self._engine.model, self._encoded, self._shared.map)
-        hypotheses, bleu = self._translate(advance)
+    def _validate(self, model: Transformer, advance: Callable[[int], object]) -> Validation:
+        """Scores a model on the raw references."""
+        runtime = SharedRuntime(PyTorchRuntime(model, self._never), self._engine.processes)
+        nll = mean_nll(model, self._encoded, runtime.map)
+        hypotheses, bleu = self._translate(runtime, advance)
         metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu}
         if self._valid.metric == "chrf":
             metrics["chrf"] = corpus_score(hypotheses, [self._pairs.tgt], self._metrics[1]).value
@@ -127,9 +123,12 @@ class Validator:
         is_finite = math.isfinite(metrics["perplexity"])
         return Validation(metrics, score if is_finite else -math.inf, nll, hypotheses)
 
-    def _translate(self, advance: Callable[[int], object]) -> tuple[list[str], float]:
+    def _translate(
+        self, runtime: SharedRuntime, advance: Callable[[int], object]
+    ) -> tuple[list[str], float]:
         """Translates the raw sources; returns the hypotheses and their BLEU by raw references."""
-        hypotheses = self._translator.translate(self._pairs.src, advance)
+        translator = Translator(runtime, self._vocab, self._splitter, _SEARCH)
+        hypotheses = translator.translate(self._pairs.src, advance)
         return hypotheses, corpus_score(hypotheses, [self._pairs.tgt], self._metrics[0]).value
 
     def record(self, result: Validation, checkpoint: Path) -> None:
@@ -174,16 +173,16 @@ class Validator:
             logger.info("  hypothesis %s", result.hypotheses[i])
 
 
-def mean_nll(model: Transformer, pairs: EncodedPairs, share: Share) -> float:
+def mean_nll(model: Transformer, pairs: EncodedPairs, map_batches: MapBatches) -> float:
     """Computes the mean negative log-likelihood per target token, without label smoothing.
 
-    The model is in evaluation mode meanwhile; `share` is that of `log_probabilities`.
+    The model is in evaluation mode meanwhile; `map_batches` is that of `log_probabilities`.
 
     Returns:
         Nats per target token, EOS included.
     """
     with evaluation_mode(model):
-        sums = log_probabilities(model, pairs, share)
+        sums = log_probabilities(model, pairs, map_batches)
     return -math.fsum(sums) / int(pairs.lengths[1].sum())
 
 

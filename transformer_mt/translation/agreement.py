@@ -3,7 +3,6 @@
 A change of the model that forgets one of them would halve BLEU, or export nonsense, in silence.
 """
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,13 +13,12 @@ import torch.nn.functional as F
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, evaluation_mode
+from transformer_mt.system.console import logger
 from transformer_mt.system.device import compute_settings
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.runtime import Source
-
-logger = logging.getLogger(__name__)
 
 Score = Callable[[list[int], list[int]], float]
 """Computes the log-probability of a target and EOS, given its source, in nats."""
@@ -80,7 +78,7 @@ def require_same_scores(checkpoint: Checkpoint, model: Transformer, score: Score
 
 
 def score_with_ctranslate2(folder: Path, vocab: Vocabulary) -> Score:
-    """Gives the scores of a directory that CTranslate2 loads."""
+    """Returns the scores of a directory that CTranslate2 loads."""
     import ctranslate2
 
     from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
@@ -97,7 +95,7 @@ def score_with_ctranslate2(folder: Path, vocab: Vocabulary) -> Score:
 
 
 def score_with_transformers(folder: Path) -> Score:
-    """Gives the scores of a directory that was exported for transformers, which is installed."""
+    """Returns the scores of a directory that was exported for transformers, which is installed."""
     from transformers import AutoModelForSeq2SeqLM
 
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()

@@ -1,6 +1,5 @@
 """Decoding by CTranslate2, with what `export` wrote for it; imports no PyTorch."""
 
-import logging
 import math
 import os
 from collections import deque
@@ -12,13 +11,12 @@ from typing import Any
 
 from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
+from transformer_mt.system.console import logger
 from transformer_mt.system.extras import require_package
 from transformer_mt.system.launcher import cpus_of_process, is_launched, read_number
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
 from transformer_mt.translation.options import CTRANSLATE2_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source, length_penalty
-
-logger = logging.getLogger(__name__)
 
 _EXPONENTS = 1e-6, 3.0
 """Limits on the exponent of CTranslate2's length penalty: with 0 it ends a search early, and with
@@ -181,7 +179,7 @@ class CTranslate2Runtime:
 
 
 def _exponent(sources: Sequence[Sequence[int]], alpha: float) -> float:
-    """Gives the exponent of n^e that ranks outputs as long as the sources as our penalty does.
+    """Returns the exponent of n^e that ranks outputs as long as the sources as our penalty does.
 
     CTranslate2 drops hypotheses of the last position by its own penalty.
     """
@@ -195,7 +193,7 @@ def _tokens(rows: Iterable[Sequence[int]], tokens: list[str]) -> list[list[str]]
 
 
 def vocabulary_tokens(vocab: Vocabulary) -> tuple[list[str], list[str]]:
-    """Gives the source and the target pieces by id, as CTranslate2 has them.
+    """Returns the source and the target pieces by id, as CTranslate2 has them.
 
     It knows the special pieces by their names, which both sides share.
     """
@@ -210,6 +208,6 @@ def _choose_device(name: str, cuda_devices: int) -> str:
 
 
 def count_threads() -> int:
-    """Gives the CPU threads to use: OMP_NUM_THREADS, as for PyTorch, or those of this process."""
+    """Returns the CPU threads to use: OMP_NUM_THREADS, as for PyTorch, or those of this process."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) else cpus_of_process()

@@ -1,6 +1,5 @@
 """The translation of a file or stream, chunk by chunk: read, translated, written."""
 
-import logging
 import sys
 import time
 from collections import deque
@@ -9,7 +8,7 @@ from contextlib import closing
 from itertools import islice
 
 from transformer_mt.errors import DataError
-from transformer_mt.system.console import ProgressBar, shows_progress
+from transformer_mt.system.console import ProgressBar, logger, shows_progress
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, OutputState, open_chunk_writer
 from transformer_mt.system.streams import LineReader, count_lines, open_input
@@ -23,8 +22,6 @@ from transformer_mt.translation.translator import (
     lines_text,
     log_kinds,
 )
-
-logger = logging.getLogger(__name__)
 
 
 def translate_file(

@@ -1,6 +1,5 @@
 """What of an input is translated, and how its translations are written: text, tables, subtitles."""
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.system.console import logger
 from transformer_mt.system.outputs import Fingerprint
 from transformer_mt.system.streams import compression_suffix
 from transformer_mt.text.splitting import has_words
 from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
 from transformer_mt.translation.options import STRUCTURED_FORMATS, OutputOptions, TranslateOptions
 from transformer_mt.translation.translator import Translation, format_lines
-
-logger = logging.getLogger(__name__)
 
 MAX_INCOMPLETE = 2**20
 """So many characters do not wait for the end of a row or cue: its quote is open by mistake."""
@@ -216,7 +214,7 @@ class _Subtitles:
         return pieces, text[end:]
 
     def _is_kept(self, line: str) -> bool:
-        """Tells whether a line outside of cues may be text, or times that were not understood."""
+        """Returns whether a line outside of cues may be text, or times that were not understood."""
         if self._is_vtt:  # it may have notes, styles and names of cues there
             return bool(re.search("(?<!-)->", line))
         return "-->" not in line and has_words(line)

@@ -54,7 +54,7 @@ class FilePair:
     def watch_and_hash(
         self, made_from: Fingerprint
     ) -> tuple[Callable[[], None], Fingerprint | None]:
-        """Gives a function that raises DataError once the input has changed, and a fingerprint.
+        """Returns a function that raises DataError once the input has changed, and a fingerprint.
 
         This says what the output depends on: the input and `made_from`; None if its translation
         cannot be resumed.
@@ -190,5 +190,5 @@ def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
 
 
 def _without_format(path: Path) -> str:
-    """Gives the name of a file without the endings of its format and compression."""
+    """Returns the name of a file without the endings of its format and compression."""
     return path.name.removesuffix(format_suffix(path) + compression_suffix(path))

@@ -1,12 +1,12 @@
 """The command `translate`: a prompt, one file or stream, or all files of a job."""
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from transformer_mt.errors import ConfigError, DataError, OutputError
+from transformer_mt.system.console import logger
 from transformer_mt.system.launcher import attempt, require_single_process
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, naming_output
@@ -21,8 +21,6 @@ from transformer_mt.translation.small_files import SmallFiles
 from transformer_mt.translation.summary import Summary, check_summary, written_summary
 from transformer_mt.translation.translation_model import SavedModels, TranslationModel, find_models
 from transformer_mt.translation.translator import Translator
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
+from transformer_mt.text.cleaning import describe_dropped
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.version import __version__
 
@@ -91,11 +92,10 @@ def _data(config: Config, description: RunDescription | None) -> str:
     if not description:
         return f"{text}."
     corpus = description.corpus
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.items())
     return (
         f"{text}: {corpus.kept:,} of {corpus.pairs:,} pairs"
-        f" (dropped: {dropped or 'none'}), {corpus.pieces:,} pieces per epoch.\nThe SHA-256"
-        f" digest of the encoded text is `{description.corpus_digest}`."
+        f" (dropped: {describe_dropped(corpus.dropped)}), {corpus.pieces:,} pieces per epoch.\n"
+        f"The SHA-256 digest of the encoded text is `{description.corpus_digest}`."
     )
 
 

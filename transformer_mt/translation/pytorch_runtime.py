@@ -1,6 +1,5 @@
 """Decoding by PyTorch, with one model or an ensemble in the precision of its weights."""
 
-import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,6 +18,7 @@ from transformer_mt.errors import ConfigError, DeviceError
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.kernels import pack_weights, packed_weights
 from transformer_mt.model.transformer import Transformer, evaluation_mode
+from transformer_mt.system.console import logger
 from transformer_mt.system.device import (
     DTYPES,
     choose_device,
@@ -35,10 +35,8 @@ from transformer_mt.translation.options import CPU_BATCH_TOKENS, LoadOptions, Se
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source
 from transformer_mt.translation.search import DecodingState, Sampler, beam_search, greedy
 
-logger = logging.getLogger(__name__)
-
 Array = npt.NDArray[np.float32]
-Share = Callable[[Callable[[Sequence[Indices]], list[Any]], Sequence[Indices]], list[Any]]
+MapBatches = Callable[[Callable[[Sequence[Indices]], list[Any]], Sequence[Indices]], list[Any]]
 
 CUDA_BATCH_TOKENS_PER_GB = 1024
 """Default of `SearchOptions.batch_tokens` on CUDA, which grows with the memory: the caches of the
@@ -201,14 +199,14 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
 def log_probabilities(
     model: Transformer | Ensemble,
     pairs: EncodedPairs,
-    share: Share = lambda function, items: function(items),
+    map_batches: MapBatches = lambda function, items: function(items),
 ) -> list[float]:
     """Computes the log-probability of each target given its source.
 
     Args:
         model: On its device, in evaluation mode.
         pairs: Pairs of any length; none is left out.
-        share: Applies a function of batches to all of them; `SharedRuntime.map` in all processes.
+        map_batches: Applies a function of batches to all of them, such as `SharedRuntime.map`.
 
     Returns:
         For each pair, the sum over its target tokens including EOS, in nats. An ensemble
@@ -216,16 +214,15 @@ def log_probabilities(
     """
     if not len(pairs):
         return []
-    src_lengths, tgt_lengths = pairs.lengths
-    order = np.lexsort((src_lengths, tgt_lengths))
+    order = np.lexsort(pairs.lengths)
 
     def score(batches: Sequence[Indices]) -> list[list[float]]:
         sums = [_sum_tokens(model, pairs.batch(batch).to(model.device)) for batch in batches]
         return [each.tolist() for each in sums]  # after all, since this waits for a GPU
 
-    batches = cut_micro_batches(order, src_lengths, tgt_lengths, SCORED_POSITIONS)
+    batches = cut_micro_batches(order, pairs.lengths, SCORED_POSITIONS)
     values = np.empty(len(pairs))
-    for batch, sums in zip(batches, share(score, batches), strict=True):
+    for batch, sums in zip(batches, map_batches(score, batches), strict=True):
         values[batch] = sums
     return [float(value) for value in values]
 

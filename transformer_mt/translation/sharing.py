@@ -122,7 +122,7 @@ def share_work(paths: Iterable[Path], device: Device) -> Iterator[LoadModels | N
 
 
 def _device_to_join(paths: Iterable[Path], device: Device) -> str:
-    """Gives the type of device whose processes are joined; CTranslate2's exchange no tensors."""
+    """Returns the type of device whose processes are joined; CTranslate2's exchange no tensors."""
     folders = [path for path in paths if path.is_dir()]
     if not is_launched() or (folders and all((path / EXPORT).exists() for path in folders)):
         return "cpu"

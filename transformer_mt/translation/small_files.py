@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformer_mt.errors import NotTextError, OutputError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import atomic_file
+from transformer_mt.system.files import replace_file
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, open_input
@@ -58,7 +58,7 @@ class _SmallFile:
         return [text for chunk in self.chunks for text in chunk.texts]
 
     def encode(self, translations: Sequence[list[Translation]]) -> bytes:
-        """Gives the content of the output, given the n-best translations of each text."""
+        """Returns the content of the output, given the n-best translations of each text."""
         ranked = iter(translations)
         texts = (chunk.write(list(islice(ranked, len(chunk.texts)))) for chunk in self.chunks)
         return compress("".join(texts).encode("utf-8", "surrogateescape"), self.pair.output.suffix)
@@ -187,14 +187,10 @@ class SmallFiles:
                 with self._summary.one_file(file.pair.name):
                     file.require_unchanged()
                     self._record.require_own(file.pair.output)
-                    started.append((file, of_file, pool.submit(_publish, file.target, content)))
+                    # Another process may be writing `.NAME.partial`.
+                    done = pool.submit(replace_file, file.target, content, "small")
+                    started.append((file, of_file, done))
             for file, of_file, done in started:
                 with self._summary.one_file(file.pair.name), naming_output(file.pair.output.name):
                     done.result()
                     self._summary.add_file(of_file)
-
-
-def _publish(target: Path, content: bytes) -> None:
-    """Writes a file; another process may be writing its `.NAME.partial`."""
-    with atomic_file(target, suffix="small") as file:
-        file.write(content)

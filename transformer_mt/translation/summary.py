@@ -1,7 +1,6 @@
 """What became of the files of a job: for people at its end, for programs as JSON."""
 
 import json
-import logging
 import os
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from transformer_mt.errors import (
     OutputError,
     TransformerMTError,
 )
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import parse_json
 from transformer_mt.system.outputs import (
     Output,
@@ -29,9 +29,6 @@ from transformer_mt.system.outputs import (
 )
 from transformer_mt.translation.options import FileOptions
 from transformer_mt.translation.translator import lines_text, log_kinds
-
-logger = logging.getLogger(__name__)
-
 
 _COUNTS = "lines", "split", "copied", "cut", "empty", "replaced", "kept"
 

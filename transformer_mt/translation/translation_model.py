@@ -262,7 +262,7 @@ class TranslationModel:
         return runtime.logits(*ids)
 
     def _pytorch(self) -> "PyTorchRuntime":
-        """Gives the runtime that tells more than translations and scores."""
+        """Returns the runtime that tells more than translations and scores."""
         self._require_loading_process()
         first = self.checkpoints[0]
         if first.is_exported:

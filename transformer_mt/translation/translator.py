@@ -14,12 +14,11 @@ from itertools import chain, pairwise, tee
 from typing import Literal, NamedTuple
 
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.console import logger
 from transformer_mt.text.splitting import LineSplitter, Part
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, OutputOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Runtime, Source
-
-logger = logging.getLogger(__name__)
 
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
@@ -168,16 +167,7 @@ class Translator:
             lines: Source text.
             advance: Called with the number of lines that have been translated, batch by batch.
         """
-        return [translation.text for translation in self.best(lines, advance)]
-
-    def best(
-        self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
-    ) -> list[Translation]:
-        """Finds the best translation of every line.
-
-        The arguments are those of `translate`.
-        """
-        return [best for best, *_ in self.n_best(lines, advance)]
+        return [best.text for best, *_ in self.n_best(lines, advance)]
 
     def n_best(
         self,
@@ -255,7 +245,7 @@ class Translator:
     def _detokenize(
         self, sources: Sequence[Source], hypotheses: list[list[Hypothesis]]
     ) -> list[list[Translation]]:
-        """Gives the text of the hypotheses of each source."""
+        """Returns the text of the hypotheses of each source."""
         ids = [each.ids for ranked in hypotheses for each in ranked]
         texts = iter(self.vocab.tgt.decode(ids))
         return [
