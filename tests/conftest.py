@@ -42,11 +42,12 @@ from transformer_mt.system.manifest import read_manifest, write_manifest
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops
+from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
 
 # A run measures the peak of the device, which takes longer than a few steps of a tiny model.
-flops._SIZES["cpu"] = 64
+flops._SIZES |= {"cpu": 64, "cuda": 32}
 PairedTest._DEFAULT_SAMPLES["ar"] = 200  # random exchanges of sentences, in place of 10,000
 os.fsync = lambda descriptor: None  # what tests write need not outlive the machine
 
@@ -107,14 +108,11 @@ def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, obje
     sizes = {"d_model": 16, "d_ff": 32, "n_heads": 4, "encoder_layers": 1, "decoder_layers": 1}
     steps = {"max_steps": 20, "save_every": 5, "log_every": 1, "precision": "fp32", "device": "cpu"}
     text = {"path": str(corpus_dir), "prepared_dir": str(corpus_dir.parent / "prepared")}
-    values: dict[str, dict[str, object]] = {
-        "data": {**text, "valid": "validation[:12]", "max_length": 60},
-        "vocab": {"size": 292},
-        "model": {**sizes, "norm": "pre"},
-        "optim": {"warmup_steps": 100, "max_grad_norm": 1.0},
-        "train": {"batch_tokens": 500, **steps},
-        "valid": {"every": 10},
-    }
+    optim = {"warmup_steps": 100, "max_grad_norm": 1.0}
+    values: dict[str, dict[str, object]] = {"vocab": {"size": 292}, "optim": optim}
+    values |= {"data": {**text, "valid": "validation[:12]", "max_length": 60}}
+    values |= {"model": {**sizes, "norm": "pre"}, "train": {"batch_tokens": 500, **steps}}
+    values |= {"valid": {"every": 10}}
     for key, value in changes.items():
         section, name = key.split("__")
         values[section][name] = value
@@ -161,6 +159,18 @@ def losses(run_dir: Path) -> list[float]:
 
 def weights(path: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
     return load_file(path / name)
+
+
+def around_steps(monkeypatch, before=lambda engine, step: None, after=lambda engine, step: None):
+    """Calls functions with the engine and the number of each training step."""
+    real = Engine.train_step
+
+    def train_step(engine, step, *arguments) -> None:
+        before(engine, step)
+        real(engine, step, *arguments)
+        after(engine, step)
+
+    monkeypatch.setattr(Engine, "train_step", train_step)
 
 
 def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -225,18 +235,11 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         with torch.no_grad():
             make_copying(model)
 
-    config = tiny_config(
-        corpus_dir,
-        data__valid="validation",
-        data__max_length=24,  # longer lines are split
-        model__d_model=64,
-        model__d_ff=128,
-        model__dropout=0.0,
-        optim__label_smoothing=0.0,
-        optim__warmup_steps=1_000_000,  # the weights stay what they are
-        train__max_steps=1,
-        valid__every=1,
-    )
+    # Longer lines are split; the weights stay what they are.
+    text = {"data__valid": "validation", "data__max_length": 24, "optim__warmup_steps": 1_000_000}
+    model = {"model__d_model": 64, "model__d_ff": 128, "model__dropout": 0.0}
+    changes = {"optim__label_smoothing": 0.0, "train__max_steps": 1, "valid__every": 1}
+    config = tiny_config(corpus_dir, **text, **model, **changes)
     run_dir = tmp_path_factory.mktemp("runs") / "copy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Transformer, "_initialise", initialise_to_copy)
@@ -293,8 +296,7 @@ class Called(NamedTuple):
 def assert_one_error(called: Called, culprit: str) -> None:
     """Checks that a command has ended in one line, which names the culprit, and exit code 2."""
     last = called.err.splitlines()[-1]
-    assert called.code == 2 and not called.out
-    assert last.startswith("error: ") and culprit in last
+    assert called.code == 2 and not called.out and last.startswith("error: ") and culprit in last
     assert called.err.count("error: ") == 1 and "Traceback" not in called.err
 
 

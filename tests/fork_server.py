@@ -20,22 +20,17 @@ from unittest.mock import patch
 
 from transformer_mt.system.process_settings import configure_libraries
 
-IMPORTED = (
-    "pytest",  # the main module of whoever starts a child is imported there, too
-    "transformer_mt.cli.program",
-    "transformer_mt.training.run",
-    "transformer_mt.evaluation.evaluate",
-    "transformer_mt.translation.job",
-    "transformer_mt.text.test_sets",
-    "torch.optim",
-)
+IMPORTED = """pytest
+    transformer_mt.cli.program transformer_mt.training.run transformer_mt.evaluation.evaluate
+    transformer_mt.translation.job transformer_mt.text.test_sets torch.optim""".split()
+"""Pytest is the main module of whoever starts a child, which imports that, too."""
 
 
 @cache
 def context():
     """Starts the server of this process."""
     server = get_context("forkserver")
-    server.set_forkserver_preload(list(IMPORTED))
+    server.set_forkserver_preload(IMPORTED)
     ignored = "ignore::UserWarning:multiprocessing.resource_tracker"  # locks of killed children
     with patch.dict(os.environ, HF_HUB_OFFLINE="1", PYTHONWARNINGS=ignored):
         configure_libraries()  # before the server imports torch

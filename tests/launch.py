@@ -42,9 +42,7 @@ def torchrun(world_size: int, *words: object) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *map(str, (*options, *words))]
 
 
-def start(
-    world_size: int, *arguments: object, options=(), program=PROGRAM
-) -> subprocess.Popen[str]:
+def start(world_size: int, *arguments, options=(), program=PROGRAM) -> subprocess.Popen[str]:
     """Starts the program in several processes, with options of torchrun; stderr is a pipe."""
     words = torchrun(world_size, *options, *program, *arguments)
     return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -70,16 +68,12 @@ def children(process: subprocess.Popen[str]) -> list[int]:
     return [int(line) for line in listed.stdout.split()]
 
 
-def launch(
-    world_size: int, *arguments: object, program=PROGRAM, stdin: int = 0
-) -> subprocess.CompletedProcess[str]:
+def launch(world_size: int, *arguments: object, program=PROGRAM, stdin: int = 0):
     """Runs the program in several processes to its end. Torchrun is forked, which is quicker."""
     return run_all(torchrun(world_size, *program, *arguments), [ENVIRONMENT], stdin)
 
 
-def together(
-    world_size: int, *arguments: object, program=PROGRAM
-) -> subprocess.CompletedProcess[str]:
+def together(world_size: int, *arguments: object, program=PROGRAM):
     """Runs the program to its end in several forked processes, without torchrun."""
     words = [sys.executable, *(word for word in program if word != "--"), *arguments]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -118,21 +112,11 @@ def exit_codes(stderr: str) -> list[int]:
 
 
 def small_config(folder: Path, **changes: object) -> Path:
-    """Writes a corpus and the configuration of a tiny model, with dropout and a moving average.
-
-    Without biases: that of a key shifts all scores of a query alike, so its true gradient is zero,
-    and Adam turns the rounding into steps of full size.
-    """
+    """Writes a tiny model's configuration; a key's bias, whose true gradient is 0, is left out."""
     write_copy_corpus(folder / "corpus", {"train": 600, "validation": 12})
-    values = {
-        "model__n_heads": 2,
-        "model__attention_bias": False,
-        "model__dropout": 0.2,
-        "train__batch_tokens": 300,
-        "train__ema_decay": 0.9,
-        **changes,
-    }
-    return write_config(folder, folder / "corpus", **values)
+    model = {"model__n_heads": 2, "model__attention_bias": False, "model__dropout": 0.2}
+    steps = {"train__batch_tokens": 300, "train__ema_decay": 0.9}
+    return write_config(folder, folder / "corpus", **{**model, **steps, **changes})
 
 
 def assert_equal(run_dir: Path, whole: Path, step: int) -> None:
@@ -149,11 +133,7 @@ def assert_equal(run_dir: Path, whole: Path, step: int) -> None:
 
 
 def assert_close(run_dir: Path, other: Path) -> None:
-    """Compares weights and their moving average up to rounding.
-
-    Where an input of the ReLU is nearly zero, rounding decides whether a token changes the weights
-    of that unit. So a twentieth of a tensor may differ by more, but by less than mistakes cause.
-    """
+    """Compares weights; a twentieth may differ by more, where inputs of the ReLU are near 0."""
     for name in (MODEL, EMA):
         left, right = (load_newest(path).load_tensors(name) for path in (run_dir, other))
         assert left.keys() == right.keys()
@@ -166,7 +146,5 @@ def assert_close(run_dir: Path, other: Path) -> None:
 def records(run_dir: Path, kind: str | None = None) -> list[dict[str, object]]:
     """Reads the metrics, wall times aside."""
     timed = ("seconds", "tokens_per_second", "mfu")
-    return [
-        {key: value for key, value in record.items() if key not in timed}
-        for record in conftest.records(run_dir, kind)
-    ]
+    found = conftest.records(run_dir, kind)
+    return [{key: value for key, value in each.items() if key not in timed} for each in found]

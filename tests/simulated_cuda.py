@@ -4,13 +4,11 @@ Within `SimulatedCuda()` every `device="cuda"` of this thread succeeds. The devi
 a tensor's storage, so views, parameters and what autograd saves have it too. As on CUDA, an
 operation whose operands lie on both devices fails, but for host scalars of no dimension.
 
-`cuda.synchronisations` counts, by file and line of the package, what makes the host wait:
-
-- reading a value: `item`, `tolist`, `int`, `bool`, `if`, `equal`, `torch.cuda.synchronize`;
-- a copy to the host, unless it is asynchronous (`non_blocking=True`);
-- a copy to the device, unless it is asynchronous and from pinned memory; `torch.tensor(values,
-  device="cuda")` is one, and so is an index on the host;
-- a result whose size depends on values: `nonzero`, a bool mask as an index, `masked_select`.
+`cuda.synchronisations` counts, by file and line of the package, what makes the host wait: reading a
+value (`item`, `tolist`, `if`, `equal`), a copy to the host that is not asynchronous, one to the
+device that is not both asynchronous and from pinned memory (such as `torch.tensor(values,
+device="cuda")` or an index on the host), and a result whose size depends on values (`nonzero`, a
+bool mask as an index). `cuda.operations` counts operations on the device by name.
 
 A CUDA graph records every operation with its operands and results; a replay repeats them on the
 same tensors, whatever was written to those meanwhile. `torch.compile` returns the function itself,
@@ -93,11 +91,8 @@ class _Dispatch(TorchDispatchMode):
             cuda.count("mask as index")
         if not all(map(is_on_cuda, indices)):
             cuda.count("index on the host")
-        written = {
-            id(value)
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        }
+        arguments = zip(func._schema.arguments, args, strict=False)
+        written = {id(v) for a, v in arguments if a.alias_info and a.alias_info.is_write}
         for tensor, is_on_device in zip(inputs, on_device, strict=True):
             is_index = any(tensor is index for index in indices)
             if not is_on_device and not is_index and (tensor.dim() or id(tensor) in written):
@@ -131,10 +126,7 @@ class SimulatedGraph(TorchDispatchMode):
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, block_mask: SimpleNamespace) -> Tensor:
-    """Computes what `flex_attention` does: keys in listed blocks, and of those what the mask says.
-
-    Queries without any key give NaN, which on CUDA depends on the kernel.
-    """
+    """Computes `flex_attention`: keys in listed blocks that the mask allows; NaN without any."""
     counts, indices = block_mask.counts[0, 0], block_mask.indices[0, 0].long()
     size, n_blocks = block_mask.BLOCK_SIZE, indices.size(1)
     is_listed = torch.arange(n_blocks, device=q.device) < counts[:, None]
@@ -148,11 +140,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, block_mask: SimpleNamespace
 
 
 class SimulatedCuda(TorchFunctionMode):
-    """The simulated device; see the module.
-
-    `synchronisations` are counted by place, such as `training/engine.py:225 item`, operations on
-    the device by name. `makes_on_device` is for operations without operands.
-    """
+    """The simulated device; `makes_on_device` is for operations without operands."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,9 +226,7 @@ class SimulatedCuda(TorchFunctionMode):
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         return self._move(tensor, device, dtype, copy, non_blocking)
 
-    def _move(
-        self, tensor: Tensor, device, dtype, copy: bool, non_blocking: bool = False
-    ) -> Tensor:
+    def _move(self, tensor: Tensor, device, dtype, copy: bool, non_blocking=False) -> Tensor:
         on_device = is_on_cuda(tensor)
         dtype = dtype or tensor.dtype
         if device is None or on_device == (device.type == "cuda"):
@@ -313,8 +299,5 @@ def _replacements(cuda: SimulatedCuda) -> list[Any]:
             )
         },
     }
-    return [
-        patch.object(owner, name, function)
-        for owner, replaced in functions.items()
-        for name, function in replaced.items()
-    ]
+    pairs = [(owner, name) for owner in functions for name in functions[owner]]
+    return [patch.object(owner, name, functions[owner][name]) for owner, name in pairs]

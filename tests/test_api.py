@@ -17,12 +17,10 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
-from checkpoints.small_checkpoint import VOCAB, build_model, save_model, small_config
-from conftest import copy_lines, equal, records
+from checkpoints.small_checkpoint import VOCAB, save_model, small_config
+from conftest import copy_lines, records
 
 import transformer_mt
-from transformer_mt.checkpoints.checkpoint import RunState, save_checkpoint
-from transformer_mt.checkpoints.layout import EMA, MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
@@ -54,8 +52,7 @@ def test_the_lines_of_the_guide(copy_run, tmp_path, monkeypatch, capfd):
     assert str(copy_run) in code
     monkeypatch.chdir(tmp_path)
     exec(code, {})
-    assert (tmp_path / "attention.png").exists()
-    assert capfd.readouterr() == ("", "")
+    assert (tmp_path / "attention.png").exists() and capfd.readouterr() == ("", "")
 
 
 def test_importing_is_lazy():
@@ -84,20 +81,17 @@ import json, os, random, signal, socket, sys, threading
 import numpy, torch
 
 def state():
+    backends, numbers = torch.backends, signal.valid_signals()
     return {
-        "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
-        "timeout": socket.getdefaulttimeout(),
-        "environment": dict(os.environ),
-        "precision": torch.get_float32_matmul_precision(),
+        "signals": [str(signal.getsignal(number)) for number in numbers],
+        "process": [socket.getdefaulttimeout(), dict(os.environ), str(sys.excepthook), os.getcwd()],
         "threads": [threading.active_count(), torch.get_num_threads()],
         "modes": [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()],
-        "type": torch.get_default_dtype(),
-        "backends": [torch.backends.mkldnn.enabled, torch.backends.cudnn.benchmark],
-        "flash": torch.backends.cuda.flash_sdp_enabled(),
-        "math": torch.backends.cuda.math_sdp_enabled(),
+        "types": [torch.get_float32_matmul_precision(), str(torch.get_default_dtype())],
+        "backends": [backends.mkldnn.enabled, backends.cudnn.benchmark],
+        "cuda": [backends.cuda.flash_sdp_enabled(), backends.cuda.math_sdp_enabled()],
         "random": [str(random.getstate()), str(numpy.random.get_state())],
         "torch": torch.get_rng_state().tolist(),
-        "hooks": [str(sys.excepthook), os.getcwd()],
     }
 
 before = state()
@@ -146,10 +140,7 @@ def test_a_model_is_refused_in_a_forked_process(copy_run, exported_run):
 
 @pytest.mark.parametrize("run", ["copy_run", "exported_run"])
 def test_a_model_is_neither_pickled_nor_copied(run, request):
-    """By the error of Python's own threads and files, for which other libraries look.
-
-    Sabotage: leave it to PyTorch, which shares the weights with a spawned process.
-    """
+    """By Python's own error. Sabotage: leave it to PyTorch, which shares the weights."""
     model = transformer_mt.load(request.getfixturevalue(run))
     spawned = get_context("spawn").Process(target=print, args=(model,))
     message = f"^{re.escape(model.name)} cannot be pickled or copied: pass its path, and load it in"
@@ -172,9 +163,8 @@ def test_several_threads_use_one_model(run, request):
 
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(translate, texts, beams))
-    assert results == [
-        model.translate(lines, beam_size=beam) for lines, beam in zip(texts, beams, strict=True)
-    ]
+    pairs = zip(texts, beams, strict=True)
+    assert results == [model.translate(lines, beam_size=beam) for lines, beam in pairs]
 
 
 PROGRAM = """
@@ -189,9 +179,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_the_program_makes_its_settings_and_imports_no_training_code(
-    copy_run, exported_run, tmp_path
-):
+def test_the_program_makes_settings_and_imports_no_training_code(copy_run, exported_run, tmp_path):
     """Before torch is imported, which an exported model never needs."""
     (tmp_path / "in").write_text("abc de\n")
     text, modules = run_python(PROGRAM, exported_run, tmp_path / "in").split("\n", 1)
@@ -219,38 +207,26 @@ def test_translate(model):
     assert [only.score] == pytest.approx(model.score(["abc"], [only.text]), abs=1e-3)
 
 
-def test_score_does_not_depend_on_the_batch(model, monkeypatch):
+def test_score(model, monkeypatch):
     """All at once, or in another order and smaller batches."""
     hypotheses = [line[::-1] for line in LINES]
     expected = model.score(LINES, hypotheses)
     monkeypatch.setattr("transformer_mt.translation.pytorch_runtime.SCORED_POSITIONS", 40)
     assert model.score(LINES[::-1], hypotheses[::-1]) == pytest.approx(expected[::-1], abs=1e-4)
     assert model.score([], []) == []
-
-
-def test_score_of_empty_lines(model):
-    """An empty source has the empty translation for certain; an empty translation has a score."""
+    # An empty source has the empty translation for certain; an empty translation has a score.
     impossible, certain, possible = model.score(["", " ", "abc"], ["abc", "", ""])
-    assert impossible == -math.inf and certain == 0.0
-    assert -math.inf < possible < -1
+    assert impossible == -math.inf and certain == 0.0 and -math.inf < possible < -1
     with pytest.raises(DataError, match="1 hypotheses for 2 sources"):
         model.score(["a", "b"], ["a"])
 
 
 def test_what_was_loaded(copy_run, model, tmp_path):
-    """Is shown; with `raw`, it is not the moving average."""
-    path = find_checkpoint(copy_run).path
-    shown = "de to en, fp32 on cpu>"
+    """Is shown; tests/checkpoints/test_formats.py loads raw weights."""
+    path, shown = find_checkpoint(copy_run).path, "de to en, fp32 on cpu>"
     assert repr(model) == f"<TranslationModel {path}: {shown}"
     both = transformer_mt.load(copy_run, copy_run)
     assert repr(both) == f"<TranslationModel {path} and {path}: {shown}"
-    raw, average = (build_model(small_config()).state_dict() for _ in range(2))
-    save_checkpoint(
-        tmp_path / "step", {MODEL: raw, EMA: average}, RunState(), small_config(), VOCAB
-    )
-    for options, expected in (({}, average), ({"raw": True}, raw)):
-        loaded = transformer_mt.load(tmp_path / "step", **options).model.state_dict()
-        assert equal(loaded, expected)
 
 
 def test_a_vocabulary_for_each_language(tmp_path):
@@ -265,10 +241,8 @@ def test_a_vocabulary_for_each_language(tmp_path):
     assert attention.src_pieces == ["▁", "a", "b", "</s>"]
     assert attention.tgt_pieces == ["<s>", "▁", "x", "y", "z"]
     assert attention.predicted_pieces == ["▁", "x", "y", "z", "</s>"]
-    assert repr(attention).startswith(
-        "PairAttention(source='ab', src_pieces=['▁', 'a', 'b', '</s>'],"
-    )
-    assert "array" not in repr(attention)
+    shown = "PairAttention(source='ab', src_pieces=['▁', 'a', 'b', '</s>'],"
+    assert repr(attention).startswith(shown) and "array" not in repr(attention)
     [ids] = vocab.tgt.encode(["xyz"])
     rows = torch.from_numpy(model.logits("ab", "xyz")).log_softmax(-1)
     total = rows.gather(1, torch.tensor([[*ids, EOS_ID]]).T).sum()
@@ -316,12 +290,8 @@ def test_a_model_in_training_mode(tmp_path):
 
     def compute() -> list:
         memory, logits = model.encoder_output("abc"), model.logits("abc", "abc")
-        attention = model.attention("abc", "abc").cross[0]
-        values = (
-            *(array.tolist() for array in (memory, logits, attention)),
-            model.score(["a"], ["b"]),
-        )
-        return [*values, model.translate(["abc"])]
+        arrays = memory, logits, model.attention("abc", "abc").cross[0]
+        return [*(x.tolist() for x in arrays), model.score(["a"], ["b"]), model.translate(["abc"])]
 
     expected = compute()
     model.model.train()
@@ -337,10 +307,7 @@ def test_a_figure_of_attention_is_shown_inline(model):
 
 
 def test_arguments(copy_run, model, monkeypatch):
-    """`max_length` splits earlier; wrong ones raise the program's own errors, which name them.
-
-    `split` decides which lines are split.
-    """
+    """`max_length` and `split` decide where lines are split; mistakes are our own errors."""
     words = " ".join(["abc de."] * 3)  # more than 99.9% of the training lines have
     for split, parts in (("auto", 3), ("long", 2), ("never", 1)):
         [[best]] = transformer_mt.load(copy_run, split=split).n_best([words], n=1)

@@ -16,9 +16,9 @@ from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE
 from transformer_mt.system.signals import handle_signals
 
 GPU_IS_FULL = f"error: out of memory: {OUT_OF_MEMORY_ADVICE} (CUDA error: out of memory)\n"
+NO_MEMORY = "error: out of memory: free memory, or read less text or smaller batches at once\n"
 TEXT = str(Path(__file__).parents[1] / "data" / "sample" / "test.de")
 SETTINGS = [
-    ("modl.d_model=3", "unknown section modl (did you mean model?)"),
     ("data.train=nope", "nope.de"),
     ("data.valid=nope", "nope.de"),
     ("data.src_lang=fr", "validation.fr"),
@@ -43,20 +43,12 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "RUN", "--src", "nope.de", "--ref", "nope.en"], "nope.de"),
         (["evaluate", "RUN", "--split", "nope"], "nope.de"),
         (["trian"], "'train'"),
-        (
-            ["translate", "RUN", "-onope/a", "--output=nope/b"],
-            "--output takes one value, but was given 2",
-        ),
+        (["translate", "RUN", "-onope/a", "--output=nope/b"], "--output takes one value, but was"),
         (["train", "x.toml", "--run", "a", "--run", "b"], "--run takes one value"),
-        (["evaluate", "RUN", "--ref", "nope", "--ref", "nope"], "nope: no such file"),
         (["plot"], "Missing command. (see transformer-mt plot --help)"),
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),
-        (
-            ["translate", "x", "--precision", "fp8"],
-            "value for '--precision': 'fp8' is not one of 'fp32', 'bf16', 'fp16'. (see"
-            " transformer-mt translate --help)",
-        ),
+        (["translate", "x", "--precision", "fp8"], "'fp8' is not one of 'fp32', 'bf16', 'fp16'. ("),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
         (["translate", "run", "--n-best", "2"], "--n-best 2 needs --beam-size 2"),
         (["translate", "/"], "/: "),
@@ -71,10 +63,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "run", "--length-penalty", "x"], "--length-penalty"),
         (["evaluate", "run", "--length-penalty", "11"], "length penalty 11: choose 0 to 10"),
         (["tune", "run", "--length-penalty", "1,nan"], "length penalty nan: choose 0 to 10"),
-        (
-            ["tune", "run", "--beam-size", "1", "--length-penalty", "11"],
-            "length penalty 11: choose",
-        ),
+        (["tune", "run", "--beam-size", "1", "--length-penalty", "11"], "length penalty 11: choo"),
         (["translate", TEXT, "RUN"], "de: no such run or checkpoint; name the run first"),
         (["translate", "RUN", "-i", TEXT, "--output-dir", TEXT], "de: is a file; name a folder"),
         (["init", "", "--src", TEXT, "--tgt", TEXT, "--tgt-lang", "en"], ".toml: has no name"),
@@ -83,8 +72,6 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "run", "other", "--save", "out"], "--save works with one run or --ensemble"),
         (["evaluate", "run", "other", "--hypotheses", "h"], "--hypotheses works with one run"),
         (["evaluate", "RUN", "--json", "--samples", "2"], "leave out --samples or --json"),
-        (["evaluate", "RUN", "--tokenize", "15a"], "--tokenize 15a: choose none, zh, 13a"),
-        (["average", "nowhere", "--last", "2"], "nowhere"),
         *(
             (["translate", "RUN", *words.split()], message)
             for words, message in (
@@ -132,23 +119,17 @@ def test_numbers_that_are_too_small(call, words, smallest, names):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
-    ("words", "function"),
-    [
-        ("diagnose x", "evaluation.diagnosis.diagnose"),
-        ("evaluate x", "evaluation.evaluate.evaluate_systems"),
-        ("average x", "checkpoints.averaging.average"),
-        ("translate x", "translation.job.find_models"),
-    ],
+    "name",
+    """diagnose evaluation.diagnosis.diagnose, evaluate evaluation.evaluate.evaluate_systems,
+    average checkpoints.averaging.average, translate translation.job.find_models""".split(","),
 )
-def test_a_signal_ends_a_command(monkeypatch, call, words, function, number, code):
-    """At once and without a word, by the exit code that shells expect.
-
-    Sabotage: leave SIGTERM alone; let Typer make an exit code of it.
-    """
+def test_a_signal_ends_a_command(monkeypatch, call, name, number, code):
+    """By the code that shells expect. Sabotage: leave SIGTERM alone; let Typer make the code."""
     stop = Mock(side_effect=lambda *_, **__: signal.raise_signal(number))
+    command, function = name.split()
     monkeypatch.setattr(f"transformer_mt.{function}", stop)
     with handle_signals(lambda *_: None):
-        assert call(*words.split()) == (code, b"", "")
+        assert call(command, "x") == (code, b"", "")
 
 
 def test_what_works_in_one_process(monkeypatch):
@@ -176,9 +157,8 @@ def test_a_full_disk(copy_run):
     """Standard output that takes nothing ends in one line too."""
     for arguments in (["translate", copy_run], ["--help"]):
         with open("/dev/full", "wb") as full:
-            done = subprocess.run(
-                command(*arguments), input=b"a b\n", stdout=full, stderr=subprocess.PIPE, timeout=60
-            )
+            streams = {"stdout": full, "stderr": subprocess.PIPE}
+            done = subprocess.run(command(*arguments), input=b"a b\n", timeout=60, **streams)
         called = Called(done.returncode, b"", done.stderr.decode())
         assert_one_error(called, "No space left")
 
@@ -190,24 +170,15 @@ def test_a_full_disk(copy_run):
         (OSError(28, "No space left"), "error: output: No space left\n"),
         (OSError("odd"), "error: output: odd\n"),
         (RuntimeError("CUDA error: out of memory\nFor programmers"), GPU_IS_FULL),
+        (MemoryError(), NO_MEMORY),
+        (ImportError("libx.so: failed"), "error: cannot load a library: libx.so: failed\n"),
     ],
 )
 def test_an_error_of_the_system(monkeypatch, call, error, message):
-    """Its file is named, or else it is that of the output; a GPU may be full of other programs."""
+    """Its file is named, or that of the output; without memory, PyTorch is not even asked."""
     monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=error))
     monkeypatch.setattr("os.dup2", Mock())  # Python's own flush of stdout at the end
+    if isinstance(error, MemoryError):
+        monkeypatch.setitem(sys.modules, "transformer_mt.system.device", None)
     assert call() == (2, b"", message)
-
-
-def test_no_memory_is_left(monkeypatch, call):
-    """Not even for PyTorch, which would tell whether memory is short."""
-    monkeypatch.setitem(sys.modules, "transformer_mt.system.device", None)
-    monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=MemoryError))
-    assert_one_error(call(), "out of memory: free memory, or read less text")
-
-
-def test_a_library_that_cannot_be_loaded(monkeypatch, call):
-    """As with a small `ulimit -v`."""
-    error = ImportError("libx.so: failed to map segment")
     monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=error))
-    assert_one_error(call(), "cannot load a library: libx.so: failed to map segment")

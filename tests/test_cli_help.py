@@ -11,15 +11,7 @@ from conftest import assert_one_error, write_config
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.keys import DEFAULTS, Config
 from transformer_mt.system.console import shows_progress
-from transformer_mt.translation.options import (
-    FileOptions,
-    InputOptions,
-    LoadOptions,
-    OutputOptions,
-    Sampling,
-    SearchOptions,
-    TranslateOptions,
-)
+from transformer_mt.translation import options as opts
 
 COMMANDS = "init train prepare translate evaluate tune config average export".split()
 COMMANDS += "diagnose report compare plot".split()
@@ -30,8 +22,7 @@ def test_help_is_plain_and_fits_a_terminal(command, call):
     """Only the lines of examples may be longer; no type is shown as Python names it."""
     code, out, err = call(*command.split(), "-h")
     text = out.decode().replace(" < in.de > ", "")
-    assert code == 0 and not err
-    assert not re.search(r"<|\{|\]\.\.\.", text)
+    assert code == 0 and not err and not re.search(r"<|\{|\]\.\.\.", text)
     assert all(len(line) <= 80 for line in text.splitlines() if "transformer-mt" not in line)
 
 
@@ -97,8 +88,7 @@ def test_the_main_process_prints_the_estimate(corpus_dir, tmp_path, monkeypatch,
 )
 def test_quiet_hides_progress(call, words):
     for options, is_shown in ([], True), (["-q"], False), (["--quiet"], False):
-        assert call(*words.split(), *options).code == 2
-        assert shows_progress() == is_shown
+        assert call(*words.split(), *options).code == 2 and shows_progress() == is_shown
 
 
 ALL = (
@@ -106,23 +96,22 @@ ALL = (
     " --split never --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
     " --format jsonl --input-format csv --key 2 --output-key 3"
 )
-MODEL, SEARCH = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2.0, True, 3, 7)
-FILES, OUTPUT = FileOptions([Path("a")], output=Path("b")), OutputOptions(True, "jsonl")
+MODEL = opts.LoadOptions("cpu", "bf16", 9, True, "never")
+SEARCH = opts.SearchOptions(4, 2.0, True, 3, 7)
+FILES = opts.FileOptions([Path("a")], output=Path("b"))
+OUTPUT = opts.OutputOptions(True, "jsonl")
 DRAWN = "--sample --top-k 5 --temperature 0.5 --seed 0"
-INPUT = InputOptions("csv", "2", "3")
+GIVEN = opts.TranslateOptions(MODEL, SEARCH, OUTPUT, opts.InputOptions("csv", "2", "3"))
 EXPORTED = "--raw --format transformers --license mit --quantization int8"
 EXPORT, TRANSLATE = "translation.export.export", "translation.job.translate"
 STEP = "step-00000001"
 
 
-def drawing(sampling: Sampling) -> list[object]:
+def drawing(sampling: opts.Sampling) -> list[object]:
     """Gives what `translate run` passes on."""
-    search = SearchOptions(sampling=sampling)
-    return [
-        [Path("run")],
-        FileOptions([]),
-        TranslateOptions(LoadOptions(), search, OutputOptions()),
-    ]
+    search = opts.SearchOptions(sampling=sampling)
+    options = opts.TranslateOptions(opts.LoadOptions(), search, opts.OutputOptions())
+    return [[Path("run")], opts.FileOptions([]), options]
 
 
 OPTIONS = [
@@ -133,20 +122,14 @@ OPTIONS = [
     ("average x --last 2 -o y", "checkpoints.averaging.average", [Path("x"), 2, Path("y")]),
     ("export RUN -o y", EXPORT, [STEP, Path("y"), None, False, "ctranslate2", None]),
     (f"export RUN -o y {EXPORTED}", EXPORT, [STEP, Path("y"), "int8", True, "transformers", "mit"]),
-    (
-        f"translate {ALL}",
-        TRANSLATE,
-        [[Path("run"), Path("other")], FILES, TranslateOptions(MODEL, SEARCH, OUTPUT, INPUT)],
-    ),
-    ("translate run --sample", TRANSLATE, drawing(Sampling())),
-    (f"translate run {DRAWN}", TRANSLATE, drawing(Sampling(5, 0.5, 0))),
+    (f"translate {ALL}", TRANSLATE, [[Path("run"), Path("other")], FILES, GIVEN]),
+    ("translate run --sample", TRANSLATE, drawing(opts.Sampling())),
+    (f"translate run {DRAWN}", TRANSLATE, drawing(opts.Sampling(5, 0.5, 0))),
 ]
 
 
 @pytest.mark.parametrize(("words", "function", "given"), OPTIONS, ids=[o[0][:40] for o in OPTIONS])
-def test_options_reach_the_functions(
-    corpus_dir, copy_run, tmp_path, monkeypatch, call, words, function, given
-):
+def test_options_arrive(corpus_dir, copy_run, tmp_path, monkeypatch, call, words, function, given):
     """The seed stands for the whole configuration."""
     monkeypatch.setattr(f"transformer_mt.{function}", called := Mock(side_effect=SystemExit))
     config = f"{write_config(tmp_path, corpus_dir)} --set train.seed=7"

@@ -153,7 +153,8 @@ def test_a_mistake_ends_in_one_short_line(tmp_path, corpus_dir, override):
 
 def test_all_mistakes_are_reported_in_one_line():
     """Also of rules between keys, once the keys themselves are valid."""
-    values = {"d_model": 62, "n_heads": 4}
+    values, path = {"d_model": 62, "n_heads": 4}, {"path": "x"}
+    reversing = {"bidirectional_epochs": 1}
     for sections, mistakes in (
         ({"model": {**values, "d_modle": 3}, "valid": 3}, ["section data is", "d_modle", "valid"]),
         (
@@ -161,12 +162,7 @@ def test_all_mistakes_are_reported_in_one_line():
             ["key data.path is missing", r"'data.zz\nz'", "betas[0] = 1", "betas[1] is missing"],
         ),
         (
-            {
-                "data": {"path": "x"},
-                "model": values,
-                "vocab": {"shared": False},
-                "train": {"bidirectional_epochs": 1},
-            },
+            {"data": path, "model": values, "vocab": {"shared": False}, "train": reversing},
             ["not divisible", "tie_embeddings = true requires", "bidirectional_epochs requires"],
         ),
     ):
@@ -242,14 +238,12 @@ def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
     """No other list needs to know it; one without a declaration is fixed."""
     assert on_change(FieldInfo()) is OnChange.REFUSED
 
-    class ExtendedDataConfig(DataConfig):
+    class Extended(DataConfig):
         new: Annotated[int, kind] = 0
 
     old = tiny_config(tmp_path)
     values = old.data.model_dump()
-    old, new = (
-        old.model_copy(update={"data": ExtendedDataConfig(**values, new=value)}) for value in (1, 2)
-    )
+    old, new = (old.model_copy(update={"data": Extended(**values, new=value)}) for value in (1, 2))
     for asked in OnChange:
         assert changed_keys(old, new, asked) == ["data.new"] * (asked is kind)
     assert ("new" in values_that_shape_corpus(new.data)) == (kind is OnChange.SHAPES_CORPUS)
@@ -279,10 +273,7 @@ def test_what_the_command_line_has_set(corpus_dir, tmp_path, monkeypatch, overri
 
 
 def test_a_written_configuration_is_the_same(tmp_path, monkeypatch):
-    """Every key is written, but no home: a path is below `~` or the working directory.
-
-    Sabotage: leave out keys that have their default.
-    """
+    """Every key, but no home. Sabotage: leave out keys that have their default."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for folder in ("home/te xt", "work/te\u0301xt"):
         (tmp_path / folder).mkdir(parents=True)

@@ -55,19 +55,15 @@ def test_a_run_of_text_in_the_working_directory_is_its_configuration(tmp_path, m
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_paths_are_looked_for_beside_the_toml_then_in_the_working_directory(
-    tmp_path, monkeypatch, both
-):
+def test_paths_are_looked_for_beside_the_toml_and_then_here(tmp_path, monkeypatch, both):
     """All three keys; the absolute path is remembered."""
     (tmp_path / "work").mkdir()
     (tmp_path / "configs").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     for place in ("configs", "work") if both else ("work",):
         (tmp_path / place / "x").mkdir()
-    path = write_toml(
-        tmp_path / "configs" / "a.toml",
-        {"data": {"path": "x"}, "vocab": {"path": "./x"}, "train": {"init_from": "x"}},
-    )
+    values = {"data": {"path": "x"}, "vocab": {"path": "./x"}, "train": {"init_from": "x"}}
+    path = write_toml(tmp_path / "configs" / "a.toml", values)
     place = tmp_path / ("configs" if both else "work") / "x"
     assert values_of(load_config(path)) == [str(place)] * 3
     relative = load_config(Path("../configs/a.toml"))
@@ -85,10 +81,8 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("PART", "part")
     monkeypatch.chdir(tmp_path)
     Path("part/cache").mkdir(parents=True)
-    values = {
-        "data": {"path": "~/text", "cache_dir": "$PART/cache", "prepared_dir": "${HOME}/prepared"},
-        "vocab": {"path": "$HOME/vocab.model"},
-    }
+    data = {"path": "~/text", "cache_dir": "$PART/cache", "prepared_dir": "${HOME}/prepared"}
+    values = {"data": data, "vocab": {"path": "$HOME/vocab.model"}}
     config = load_config(write_toml(tmp_path / "a.toml", values), ["train.init_from=~/run"])
     assert values_of(config) == [f"{tmp_path}/{name}" for name in ("text", "vocab.model", "run")]
     assert config.data.cache_dir == "part/cache"

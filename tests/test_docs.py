@@ -24,10 +24,8 @@ from transformer_mt.training.run import train
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL, GUIDE = ROOT / "docs" / "tutorial.md", ROOT / "docs" / "translating.md"
-SIZES = (
-    "model.d_model=16 model.d_ff=16 train.max_steps=60 train.save_every=10 valid.every=30"
-    " valid.patience=0"
-).split()
+SIZES = """model.d_model=16 model.d_ff=16 train.max_steps=60 train.save_every=10 valid.every=30
+    valid.patience=0""".split()
 """A model that is trained in a minute."""
 
 
@@ -70,20 +68,10 @@ def test_its_commands(tmp_path):
         assert not missing, f"{command} prints no line like {missing[0]!r}:\n{printed}"
 
 
-def test_its_pictures_are_there():
-    """Every picture that the tutorial and the README show."""
-    for page in (TUTORIAL, ROOT / "README.md"):
-        pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text("utf-8"))
-        assert pictures
-        for picture in pictures:
-            assert (page.parent / picture).stat().st_size < 200_000
-
-
-TINY = (
-    "model.d_model=16 model.d_ff=16 model.encoder_layers=1 model.decoder_layers=1 vocab.size=400"
-    " data.valid=validation[:40] data.test=test[:40] valid.every=10 train.save_every=10"
-    " train.max_steps=10"  # the last one counts
-).split()
+# The last one counts.
+TINY = """model.d_model=16 model.d_ff=16 model.encoder_layers=1 model.decoder_layers=1
+    vocab.size=400 data.valid=validation[:40] data.test=test[:40] valid.every=10 train.save_every=10
+    train.max_steps=10""".split()
 """A run of a few seconds."""
 
 
@@ -101,14 +89,9 @@ def test_from_runs_to_a_table(tmp_path):
             {shlex.quote(sys.executable)} -m transformer_mt "$@"
         }}
         {commands.replace("configs/multi30k", "configs/sample")}"""
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = {"stdout": subprocess.PIPE, "text": True, "check": True}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, **pipe)
     assert (tmp_path / "nll.png").exists()
     assert re.search("^0.0 .*split test.*: chrF2", done.stdout, re.MULTILINE)  # the paired test
     table = (tmp_path / "table.tex").read_text("utf-8")
@@ -131,10 +114,7 @@ def test_training_from_python(corpus_dir, tmp_path, monkeypatch, capfd):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_loaded_model_for_a_script(exported_run, tmp_path, number):
-    """Each block of shell commands prints the translation and ends.
-
-    Sabotage: read chunks of lines until they are full, as from a file.
-    """
+    """It prints the translation and ends. Sabotage: read chunks of lines until they are full."""
     section = GUIDE.read_text("utf-8").split("## A loaded model for a script\n")[1]
     blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 2
@@ -144,14 +124,9 @@ def test_a_loaded_model_for_a_script(exported_run, tmp_path, number):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "wmt16-base").symlink_to(exported_run)
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-c", blocks[number]],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    words = ["bash", "-c", blocks[number]]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == transformer_mt.load(exported_run).translate(["Ein Satz."])
     assert done.returncode == 0 and not done.stderr
     assert sorted(each.name for each in tmp_path.iterdir()) == ["checkpoints", "transformer-mt"]
@@ -227,10 +202,7 @@ def try_rotary(folder: Path) -> list[str]:
 
 
 def test_the_worked_change(corpus_dir, tmp_path):
-    """In `forward` alone, validation warns and `export` refuses; everywhere, both are silent.
-
-    An earlier run continues with its own positions and says that the model's code has changed.
-    """
+    """In `forward` alone, validation warns and `export` refuses; elsewhere, too, a run resumes."""
     diffs = re.findall(r"```diff\n(.*?)```", MODEL.read_text("utf-8"), re.DOTALL)
     added = [line for diff in diffs for line in diff.splitlines() if re.match(r"\+ *\S", line)]
     assert len(diffs) == 2 and len(added) <= 27

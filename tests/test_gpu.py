@@ -50,8 +50,7 @@ def test_dropout_of_packs_is_a_function_of_seed_and_step(corpus_dir, tmp_path):
 def test_translation_is_the_cpus(copy_run):
     """Greedy fp32 on either device gives the same text, near-ties aside."""
     checkpoint = find_checkpoint(copy_run)
-    pairs = load_split(checkpoint.config.data, "test")
-    texts = []
+    pairs, texts = load_split(checkpoint.config.data, "test"), []
     for device in ("cpu", "cuda"):
         translator = build_translation_model([checkpoint], LoadOptions(device)).translator()
         texts.append(translator.translate(pairs.src))

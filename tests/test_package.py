@@ -13,10 +13,7 @@ from transformer_mt import version
 
 
 def test_the_commit_is_that_of_the_package(tmp_path):
-    """A repository that merely surrounds a copy says nothing; edits and new files are told.
-
-    The diff makes a clone what they are. Sabotage: strip the output of git; leave out new files.
-    """
+    """Not of one around it. Sabotage: strip the output of git; leave out new files."""
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -107,16 +104,9 @@ def test_comments_and_docstrings_are_no_part_of_the_source(tmp_path, monkeypatch
 
 ROOT = Path(__file__).parents[1]
 
-OTHER_FILES = (
-    "py.typed",
-    "translation/model_card.md",
-    "figures/report.html",
-    "figures/figures.mplstyle",
-    "text/abbreviations.toml",
-    "training/fine_tuning.toml",
-    "training/new_config.toml",
-    "training/recipes.toml",
-)
+OTHER_FILES = """py.typed translation/model_card.md figures/report.html figures/figures.mplstyle
+    text/abbreviations.toml training/fine_tuning.toml training/new_config.toml
+    training/recipes.toml""".split()
 BUILD = "import setuptools.build_meta as build, sys; print(build.build_{}(sys.argv[1]))"
 CLIENT = """
 import transformer_mt
@@ -159,10 +149,7 @@ def test_the_sdist_and_its_wheel_are_complete(tmp_path):
 
 @pytest.mark.slow
 def test_an_editable_installation_shows_its_types(tmp_path):
-    """To mypy, which reads paths, but does not run the code that would find the package.
-
-    Sabotage: leave out `package-dir` in pyproject.toml.
-    """
+    """To mypy, which runs no code to find it. Sabotage: leave `package-dir` out."""
     source = tmp_path / "source"
     shutil.copytree(ROOT / "transformer_mt", source / "transformer_mt")
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -8,23 +8,10 @@ import numpy as np
 import torch
 from conftest import tiny_config
 
-from transformer_mt.checkpoints.checkpoint import (
-    MOMENTS,
-    Checkpoint,
-    Progress,
-    RunState,
-    load_checkpoint,
-    save_checkpoint,
-)
+from transformer_mt.checkpoints import checkpoint
+from transformer_mt.checkpoints import run_description as stored
+from transformer_mt.checkpoints.checkpoint import RunState, load_checkpoint, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
-from transformer_mt.checkpoints.run_description import (
-    RunDescription,
-    SentenceLengths,
-    ValidationText,
-    VocabularySizes,
-    read_description,
-    write_description,
-)
 from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.corpus_report import CorpusReport
@@ -44,58 +31,46 @@ def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
     return Transformer(config.model, vocab.src.size, vocab.tgt.size, PAD_ID)
 
 
-def save_model(folder: Path, config: Config, vocab: Vocabulary = VOCAB, weights=None) -> Checkpoint:
+def save_model(
+    folder: Path, config: Config, vocab: Vocabulary = VOCAB, weights=None, **progress: object
+) -> checkpoint.Checkpoint:
     """Saves the weights of a model that was not trained, or those given."""
     weights = weights or build_model(config, vocab).state_dict()
-    save_checkpoint(folder, {MODEL: weights}, RunState(Progress(step=1)), config, vocab)
+    state = RunState(checkpoint.Progress(**{"step": 1, **progress}))
+    save_checkpoint(folder, {MODEL: weights}, state, config, vocab)
     return load_checkpoint(folder)
 
 
 def moments(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Gives what Adam would keep of the weights."""
-    zeros = {"exp_avg": torch.zeros_like, "exp_avg_sq": torch.zeros_like}
     return {
-        f"{key}.{name}": zeros.get(key, lambda _: torch.tensor(1.0))(weight)
+        f"{key}.{name}": torch.zeros_like(weight) if "exp" in key else torch.tensor(1.0)
         for name, weight in weights.items()
-        for key in MOMENTS
+        for key in checkpoint.MOMENTS
     }
 
 
-def describe(config: Config, corpus_digest: str = "", **changes: object) -> RunDescription:
+def describe(config: Config, corpus_digest: str = "", **changes: object) -> stored.RunDescription:
     """Gives what run.json would say of a run; changes are its keys."""
-    values = {
-        "config": config,
-        "corpus": CorpusReport(
-            pairs=9,
-            kept=8,
-            dropped={"empty": 1},
-            pieces_per_word=1.5,
-            pieces=99,
-            unknown={"source": 0, "target": 0},
-            longest=20,
-            sources=SourceStatistics.measure(np.array([5] * 8), 0, 0),
-            dtype="uint16",
-        ),
-        "corpus_digest": corpus_digest,
-        "lengths": SentenceLengths({"src": 1.0, "tgt": 1.0}),
-        "validation": ValidationText(2, ""),
-        "init_from": None,
-        "vocabulary": VocabularySizes(90, 80, "bpe"),
-        "complete": True,
-        "parameters": 7_065_600,
-        "software": "transformer-mt",
-        "environment": {},
-    }
-    return RunDescription(**{**values, **changes})
+    counts = {"pairs": 9, "kept": 8, "dropped": {"empty": 1}, "pieces_per_word": 1.5, "pieces": 99}
+    sources = SourceStatistics.measure(np.array([5] * 8), 0, 0)
+    counts |= {"unknown": {"source": 0, "target": 0}, "longest": 20, "sources": sources}
+    values = {"config": config, "corpus": CorpusReport(**counts, dtype="uint16")}
+    values |= {"corpus_digest": corpus_digest, "init_from": None, "complete": True}
+    values["lengths"] = stored.SentenceLengths({"src": 1.0, "tgt": 1.0})
+    values["validation"] = stored.ValidationText(2, "")
+    values["vocabulary"] = stored.VocabularySizes(90, 80, "bpe")
+    values |= {"parameters": 7_065_600, "software": "transformer-mt", "environment": {}}
+    return stored.RunDescription(**{**values, **changes})
 
 
 def change_config(run_dir: Path, section: str, **keys: object) -> Config:
     """Changes keys of a section in run.json; gives the whole configuration."""
-    description = read_description(run_dir)
+    description = stored.read_description(run_dir)
     values = description.config.model_dump()
     values[section] |= keys
     config = Config.model_validate(values)
-    write_description(run_dir, replace(description, config=config))
+    stored.write_description(run_dir, replace(description, config=config))
     return config
 
 
@@ -105,5 +80,6 @@ def save_step(run_dir: Path, step: int, **progress: object) -> Path:
     torch.manual_seed(step)
     weights = build_model(config).state_dict()
     tensors = {MODEL: weights, TRAINING: moments(weights)}
-    save_checkpoint(path, tensors, RunState(Progress(step=step, **progress)), config, VOCAB)
+    state = RunState(checkpoint.Progress(step=step, **progress))
+    save_checkpoint(path, tensors, state, config, VOCAB)
     return path

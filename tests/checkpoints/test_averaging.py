@@ -24,8 +24,7 @@ def run_dir(tmp_path):
 
 def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
     """A complete checkpoint in the run, but no step of it, and without a score; of one, itself."""
-    before = list_checkpoints(run_dir)
-    path = average(run_dir, 3, None)
+    before, path = list_checkpoints(run_dir), average(run_dir, 3, None)
     assert path == run_dir / "averaged-3" and list_checkpoints(run_dir) == before
     parts = [weights(checkpoint) for checkpoint in before[:3]]
     averaged, copied = weights(path), weights(average(run_dir, 1, tmp_path / "out"))
@@ -33,8 +32,7 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
     for name in averaged:
         mean = torch.stack([part[name].double() for part in parts]).mean(0)
         torch.testing.assert_close(averaged[name], mean.float(), rtol=0, atol=1e-7)
-        assert torch.equal(copied[name], parts[0][name])
-        assert averaged[name].dtype == torch.float32
+        assert torch.equal(copied[name], parts[0][name]) and averaged[name].dtype == torch.float32
     assert load_checkpoint(path).build_model()
     progress = load_checkpoint(path).progress
     assert progress == Progress(step=20, seconds=1.5)
@@ -60,5 +58,4 @@ def test_the_command_warns_in_a_line(run_dir, call):
     """As all commands do. Sabotage: show messages in those with --quiet alone."""
     (run_dir / "run.json").write_text("{}")
     result = call("average", run_dir, "--last", 2)
-    assert result.code == 0
-    assert result.err.startswith(f"warning: {run_dir}/run.json: damaged ")
+    assert result.code == 0 and result.err.startswith(f"warning: {run_dir}/run.json: damaged ")

@@ -16,13 +16,7 @@ from conftest import HOSTILE_JSON, equal, replace_file
 from small_checkpoint import VOCAB, build_model, moments, save_step, small_config
 
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
-from transformer_mt.checkpoints.checkpoint import (
-    FORMAT,
-    Progress,
-    RunState,
-    load_checkpoint,
-    save_checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import FORMAT, RunState, load_checkpoint, save_checkpoint
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
@@ -38,11 +32,10 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     """Configuration, vocabulary, state and tensors, transposed ones too; files are listed."""
     changes = {"train__ema_decay": 0.9, "model__decoder_layers": 2}
     config = small_config(train__seed=5, **changes)
-    progress = Progress(
-        5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", 64, 3, "abc", "def", 6, "ghi", {"name": "jkl"}, 0.5
-    )
+    values = 5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", 64, 3, "a", "b", 6, "c", {"n": "d"}, 0.5
+    end = checkpoint_module.Progress(*values)
     sources = SourceStatistics(longest=9, percentile=8, several_sentences=0.25)
-    state = RunState(progress, {"skipped_steps": 2}, {"threads": "2"}, sources)
+    state = RunState(end, {"skipped_steps": 2}, {"threads": "2"}, sources)
     weights = build_model(config).state_dict()
     weights["src_embedding"] = weights["src_embedding"].t().contiguous().t()
     save_checkpoint(tmp_path / "saved", {MODEL: weights}, state, config, VOCAB)
@@ -77,10 +70,7 @@ def test_all_files_may_be_read_by_the_same_users(tmp_path):
 
 
 def test_the_moving_average_is_preferred(tmp_path):
-    """Unless the raw weights are asked for; the model is in evaluation mode.
-
-    Sabotage: leave the average out of the digest.
-    """
+    """Unless raw weights are asked for. Sabotage: leave the average out of the digest."""
     config = small_config()
     raw, average = build_model(config).state_dict(), build_model(config).state_dict()
     files = {MODEL: raw, EMA: average}
@@ -113,11 +103,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "tensor", "value", "message"), WRONG)
 def test_every_tensor_is_verified_before_it_is_used(tmp_path, caplog, name, tensor, value, message):
-    """A file with a good digest and one wrong tensor: both are named; a run uses the one before.
-
-    Sabotage: compare no types; verify the weights alone, or the average only beside the moments;
-    look for NaN but not for infinity.
-    """
+    """File and tensor are named. Sabotage: compare no types; verify weights alone, or only NaN."""
     save_step(tmp_path, 1)
     path = save_step(tmp_path, 2)
     weights = safetensors.torch.load_file(path / MODEL)
@@ -128,17 +114,12 @@ def test_every_tensor_is_verified_before_it_is_used(tmp_path, caplog, name, tens
     replace_file(path, name, safetensors.torch.save(content))
     with pytest.raises(CheckpointError, match=re.escape(f"{path / name}: {tensor} {message}")):
         load_checkpoint(path)
-    assert find_checkpoint(tmp_path).progress.step == 1
-    assert str(path / name) in caplog.text
+    assert find_checkpoint(tmp_path).progress.step == 1 and str(path / name) in caplog.text
 
 
 def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
-    """The line says what has changed; a wrong tensor of the same source is damage.
-
-    Sabotage: say it of every tensor that does not fit.
-    """
-    path = tmp_path / "step-00000000"
-    current = source_digest("model")
+    """A wrong tensor of the same source is. Sabotage: say it of any tensor that does not fit."""
+    path, current = tmp_path / "step-00000000", source_digest("model")
     state = RunState(environment={"source of model/": current})
     weights = build_model(small_config()).state_dict()
     save_checkpoint(path, {MODEL: weights}, state, small_config(), VOCAB)
@@ -160,7 +141,7 @@ def test_moments_are_missing_only_before_the_first_step(tmp_path):
     files = {MODEL: build_model(config).state_dict(), TRAINING: {}}
     save_checkpoint(empty, files, RunState(), config, VOCAB)
     assert load_checkpoint(empty)
-    save_checkpoint(empty, files, RunState(Progress(step=1)), config, VOCAB)
+    save_checkpoint(empty, files, RunState(checkpoint_module.Progress(step=1)), config, VOCAB)
     with pytest.raises(CheckpointError, match=rf"{TRAINING}: exp_avg\.\S+ is missing"):
         load_checkpoint(empty)
 
@@ -183,10 +164,7 @@ def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
         ([], r"damaged \(content: .*object"),
         ({}, "format None, not 2"),
         ({"format": FORMAT - 1}, f"format {FORMAT - 1}, not {FORMAT}; use the version of"),
-        (
-            {"format": FORMAT + 1, "new": 1},
-            f"format {FORMAT + 1}, not {FORMAT}; use the version of",
-        ),
+        ({"format": FORMAT + 1, "new": 1}, f"format {FORMAT + 1}, not {FORMAT}; use the version"),
         ({"format": FORMAT, "step": 3}, "unknown key step; use a newer transformer-mt"),
         ({"format": FORMAT, "progress": {"step": "1"}}, r"damaged \(progress\.step: .*integer"),
         ({"format": FORMAT, "progress": {"step": -1, "x": 1}}, r"unknown key progress\.x; use a n"),
@@ -232,10 +210,7 @@ def test_too_little_memory_is_no_damage(tmp_path, monkeypatch, error):
 
 
 def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkeypatch):
-    """Every file and the directory before, the run's directory after, or a power cut loses it.
-
-    Sabotage: leave out the last sync.
-    """
+    """All files and both folders, or a power cut loses it. Sabotage: leave out the last sync."""
     synced: list[tuple[str, bool]] = []
     real, final = os.fsync, tmp_path / "step-00000001"
 
@@ -251,14 +226,9 @@ def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkey
 
 
 def test_what_the_manifest_does_not_list_is_not_read(tmp_path):
-    """No vocabulary beside the files of two, which come back, nor any file that must be there.
-
-    A moving average slipped into a checkpoint changes nothing. Sabotage: choose the files by what
-    is in the directory.
-    """
+    """Nor missed. Sabotage: choose the files by what is in the directory."""
     other = train_vocabulary([Counter({"xyz": 1})], VocabConfig(kind="char", size=16))
-    two = Vocabulary(VOCAB.src_model, other.src_model)
-    path = tmp_path / "step-00000001"
+    two, path = Vocabulary(VOCAB.src_model, other.src_model), tmp_path / "step-00000001"
     config = small_config(model__tie_embeddings=False)
     weights, average = (build_model(config, two).state_dict() for _ in range(2))
     save_checkpoint(path, {MODEL: weights, EMA: average}, RunState(), config, two)

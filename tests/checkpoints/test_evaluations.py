@@ -9,36 +9,17 @@ from conftest import HOSTILE_JSON
 from pydantic import TypeAdapter
 from small_checkpoint import save_step
 
-from transformer_mt.checkpoints.evaluations import (
-    EvaluationRecord,
-    Score,
-    SearchSetting,
-    read_evaluations,
-    record_folder,
-    write_evaluation,
-)
+from transformer_mt.checkpoints import evaluations
+from transformer_mt.checkpoints.evaluations import Score, read_evaluations, write_evaluation
 from transformer_mt.checkpoints.layout import METRICS, checkpoint_digest
 from transformer_mt.system.manifest import MANIFEST, write_manifest
 
-VALUES = {
-    "test_set": "a/b c",
-    "checkpoint": "step-00000001",
-    "digest": "abc",
-    "search": {
-        "beam_size": 4,
-        "length_penalty": 0.6,
-        "precision": "bf16",
-        "max_length": 60,
-        "raw": True,
-    },
-    "scores": [{"name": "chrf", "value": 31.25, "signature": "nrefs:1", "confidence": 0.5}],
-    "sources": ["ein"],
-    "references": [["one"], ["an"]],
-    "hypotheses": ["a"],
-    "seconds": 1.5,
-    "time": 2.0,
-}
-RECORD = TypeAdapter(EvaluationRecord).validate_json(json.dumps(VALUES))
+SEARCH = dict(beam_size=4, length_penalty=0.6, precision="bf16", max_length=60, raw=True)
+SCORE = {"name": "chrf", "value": 31.25, "signature": "nrefs:1", "confidence": 0.5}
+VALUES = {"test_set": "a/b c", "checkpoint": "step-00000001", "digest": "abc", "search": SEARCH}
+VALUES |= {"scores": [SCORE], "sources": ["ein"], "references": [["one"], ["an"]]}
+VALUES |= {"hypotheses": ["a"], "seconds": 1.5, "time": 2.0}
+RECORD = TypeAdapter(evaluations.EvaluationRecord).validate_json(json.dumps(VALUES))
 
 
 def test_a_record_comes_back(tmp_path):
@@ -50,8 +31,7 @@ def test_a_record_comes_back(tmp_path):
     [file] = (tmp_path / "evaluations").iterdir()
     assert file.name == "a-b-c-6418ac35.json"  # another name would not replace older records
     usual = replace(RECORD, scores=[Score("bleu", 1.0, "nrefs:1|tok:13a")])
-    assert usual.file_name == file.name
-    assert json.loads(file.read_text()) == VALUES
+    assert usual.file_name == file.name and json.loads(file.read_text()) == VALUES
     file.with_name(".hidden.json").write_bytes(file.read_bytes())  # is being written
     [record] = read_evaluations(tmp_path)
     assert record == RECORD
@@ -74,19 +54,8 @@ def test_scores_of_weights_that_were_replaced_are_left_out(tmp_path, caplog):
     assert len(read_evaluations(tmp_path)) == 1
     write_manifest(save_step(tmp_path, 1), {"other": "weights"})
     assert not read_evaluations(tmp_path)
-    assert caplog.messages == [
-        f"{file}: {path.name} was saved again since; evaluate it again; left out"
-    ]
-
-
-def test_names_and_defaults():
-    scores = [Score(name, 1.0, "") for name in ("bleu", "chrf", "ter", "comet")]
-    assert [score.title for score in scores] == ["BLEU", "chrF2", "TER", "comet"]
-    titles = [Score("bleu", 1.0, f"nrefs:1|tok:{name}").full_title for name in ("13a", "char")]
-    assert titles == ["BLEU", "BLEU (char)"]
-    signatures = "nrefs:1|tok:ja-mecab|smooth:exp", "nrefs:1|nc:6"
-    assert [Score("bleu", 1.0, s).tokenizer for s in signatures] == ["ja-mecab", ""]
-    assert str(SearchSetting()) == "greedy, fp32"
+    message = f"{file}: {path.name} was saved again since; evaluate it again; left out"
+    assert caplog.messages == [message]
 
 
 def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
@@ -96,7 +65,7 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
     others = [
         replace(RECORD, time=1.0, test_set="d"),
         replace(RECORD, time=4.0, checkpoint="step-00000002"),
-        replace(RECORD, time=5.0, search=SearchSetting()),
+        replace(RECORD, time=5.0, search=evaluations.SearchSetting()),
         replace(RECORD, time=7.0, test_set="validation", checkpoint="step-00000002"),
         replace(RECORD, time=8.0, scores=[Score("bleu", 1.0, "nrefs:1|tok:zh|smooth:exp")]),
         replace(RECORD, time=9.0, scores=[Score("bleu", 1.0, "nrefs:1|case:lc|tok:13a")]),
@@ -150,19 +119,16 @@ def test_a_record_of_other_lines_or_a_newer_version_is_left_out(tmp_path, caplog
 
 
 def test_where_records_are(tmp_path, caplog):
-    """In the run for its steps, inside an average; nowhere for a step outside its run.
-
-    What cannot be written gives a warning.
-    """
+    """In the run for its steps, inside an average; nowhere for a step outside its run."""
     step, average = tmp_path / "step-00000001", tmp_path / "averaged-2"
-    assert record_folder(step) is None
+    assert evaluations.record_folder(step) is None
     write_evaluation(step, RECORD)
     assert not list(tmp_path.iterdir())
     (tmp_path / METRICS).touch()
     average.mkdir()
-    assert record_folder(step) == tmp_path / "evaluations"
+    assert evaluations.record_folder(step) == tmp_path / "evaluations"
     write_evaluation(average, RECORD)
-    assert [path.parent for path in average.glob("*/*")] == [record_folder(average)]
+    assert [path.parent for path in average.glob("*/*")] == [evaluations.record_folder(average)]
     assert read_evaluations(tmp_path) == read_evaluations(average) == [RECORD]
     (average / METRICS).touch()  # another run
     assert not read_evaluations(tmp_path)

@@ -47,8 +47,7 @@ def test_it_loads_and_translates(folder, weights):
 
 def test_its_export_translates(folder):
     """With weights that were rounded. On CPUs without VNNI, sums of int8 products overflow."""
-    model = transformer_mt.load("exported")
-    expected = SCORES[folder.name]["averaged"]
+    model, expected = transformer_mt.load("exported"), SCORES[folder.name]["averaged"]
     assert model.score(SOURCES, HYPOTHESES) == pytest.approx(expected, abs=2.0)
     assert len(model.translate(SOURCES)) == 2
 

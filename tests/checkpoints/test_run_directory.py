@@ -12,28 +12,15 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from small_checkpoint import VOCAB, build_model, describe, save_step, small_config
+from small_checkpoint import VOCAB, describe, save_model, save_step, small_config
 
+from transformer_mt.checkpoints import run_description as stored
 from transformer_mt.checkpoints import run_directory
 from transformer_mt.checkpoints.averaging import average
-from transformer_mt.checkpoints.checkpoint import (
-    Progress,
-    RunState,
-    load_checkpoint,
-    save_checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest, checkpoint_path
-from transformer_mt.checkpoints.run_description import (
-    ValidationText,
-    read_description,
-    write_description,
-)
-from transformer_mt.checkpoints.run_directory import (
-    find_checkpoint,
-    list_checkpoints,
-    load_newest,
-    prune,
-)
+from transformer_mt.checkpoints.run_description import read_description, write_description
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import manifest
@@ -50,15 +37,12 @@ def saved_steps(run_dir) -> list[int]:
     ("keep_last", "best", "kept"), [(2, 5, [6, 5]), (3, 1, [6, 5, 4, 1]), (1, 0, [6])]
 )
 def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best, kept):
-    """However old the best is; only the newest two keep their moments; digests stay.
-
-    Sabotage: prune the best like any other; keep moments in three; forget the manifest.
-    """
+    """And two sets of moments. Sabotage: prune the best; keep three; forget the manifest."""
     saved = [save_step(tmp_path, step) for step in range(1, 7)]
     digests = {path: checkpoint_digest(path) for path in saved}
     (tmp_path / ".step-00000007.partial").mkdir()
     for _ in range(2):  # pruning again changes nothing
-        prune(tmp_path, 6, keep_last, best)
+        run_directory.prune(tmp_path, 6, keep_last, best)
         assert saved_steps(tmp_path) == kept
         assert {path.name[:4] for path in tmp_path.iterdir()} == {"step"}
         for age, path in enumerate(list_checkpoints(tmp_path)):
@@ -72,7 +56,7 @@ def test_a_best_checkpoint_to_fall_back_to_keeps_its_moments(tmp_path):
     """With one newest checkpoint kept. Sabotage: count the checkpoints that are deleted."""
     for step in range(1, 5):
         save_step(tmp_path, step)
-        prune(tmp_path, step, keep_last=1, best_step=1)
+        run_directory.prune(tmp_path, step, keep_last=1, best_step=1)
     assert saved_steps(tmp_path) == [4, 1]
     (tmp_path / "step-00000004" / MODEL).write_bytes(b"")
     assert TRAINING in load_newest(tmp_path).files
@@ -89,7 +73,7 @@ def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, name)
 
     def prune_first(*arguments: object) -> object:
         monkeypatch.undo()
-        prune(tmp_path, 3, keep_last=3, best_step=1)
+        run_directory.prune(tmp_path, 3, keep_last=3, best_step=1)
         return function(*arguments)
 
     monkeypatch.setattr(name, prune_first)
@@ -97,16 +81,12 @@ def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, name)
 
 
 def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
-    """One that is damaged or deleted gives a warning; a BLEU of zero is a score.
-
-    Sabotage: say nothing; take a BLEU of zero for none.
-    """
+    """With a warning. Sabotage: say nothing; take a BLEU of zero for none."""
     save_step(tmp_path, 1)
     save_step(tmp_path, 2, best_bleu=-1.0, best_step=1)
     assert find_checkpoint(tmp_path).progress.step == 2
     save_step(tmp_path, 3, best_bleu=0.0, best_step=1)
-    assert find_checkpoint(tmp_path).progress.step == 1
-    assert load_newest(tmp_path).progress.step == 3
+    assert find_checkpoint(tmp_path).progress.step == 1 and load_newest(tmp_path).progress.step == 3
     assert find_checkpoint(tmp_path / "step-00000002").progress.step == 2
     save_step(tmp_path, 4, best_bleu=2.5, best_step=4)
     assert find_checkpoint(tmp_path).progress.step == 4 and not caplog.messages
@@ -127,9 +107,8 @@ def test_the_best_has_the_configuration_of_the_newest(tmp_path):
     """The text may have moved since."""
     save_step(tmp_path, 1)
     newest, moved = save_step(tmp_path, 2), small_config(data__path="moved")
-    state = RunState(Progress(step=2, best_bleu=1.0, best_step=1))
-    tensors = {MODEL: load_checkpoint(newest).load_tensors(MODEL)}
-    save_checkpoint(newest, tensors, state, moved, VOCAB)
+    weights = load_checkpoint(newest).load_tensors(MODEL)
+    save_model(newest, moved, VOCAB, weights, step=2, best_bleu=1.0, best_step=1)
     best = find_checkpoint(tmp_path)
     assert (best.step, best.config) == (1, moved)
 
@@ -148,14 +127,9 @@ OTHER_VOCAB = train_vocabulary([Counter({"stuvwxyz": 1})], VocabConfig(kind="cha
     ],
 )
 def test_checkpoints_of_two_runs_in_one_directory(tmp_path, caplog, what, config, vocab, digests):
-    """The best of another run is not used, and nothing is averaged over both.
-
-    Sabotage: compare no configurations, vocabularies, or texts.
-    """
+    """Neither helps the other. Sabotage: compare no configurations, vocabularies, or texts."""
     best, newest = save_step(tmp_path, 1), checkpoint_path(tmp_path, 2)
-    state = RunState(Progress(step=2, best_bleu=1.0, best_step=1, **digests))
-    weights = build_model(config, vocab).state_dict()
-    save_checkpoint(newest, {MODEL: weights}, state, config, vocab)
+    save_model(newest, config, vocab, step=2, best_bleu=1.0, best_step=1, **digests)
     reason = f"{best}: not of the same run as {newest}: they differ in {what}"
     assert find_checkpoint(tmp_path).step == 2
     assert caplog.messages == [f"{reason}; using the newest checkpoint instead of the best"]
@@ -176,11 +150,9 @@ def test_only_checkpoints_are_listed(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "generation_config.json").touch()
-    reasons = {
-        "none": "no such run or checkpoint",
-        "empty": "contains no checkpoint",
-        "other": "a model for transformers; load it there, or name the run that it was made from",
-    }
+    other = "a model for transformers; load it there, or name the run that it was made from"
+    reasons = {"none": "no such run or checkpoint", "empty": "contains no checkpoint"}
+    reasons["other"] = other
     for name, reason in reasons.items():
         with pytest.raises(CheckpointError, match=f"^{tmp_path / name}: {reason}$"):
             find_checkpoint(tmp_path / name)
@@ -193,19 +165,16 @@ def test_a_leftover_that_cannot_be_deleted_stays(tmp_path, monkeypatch):
     (tmp_path / ".step-00000000.partial" / "busy").mkdir(parents=True)
     real, busy = os.rmdir, Mock(side_effect=OSError(errno.EBUSY, "busy"))
     monkeypatch.setattr(os, "rmdir", lambda p, **kw: (busy if p == "busy" else real)(p, **kw))
-    prune(tmp_path, 3, 1, 3)
+    run_directory.prune(tmp_path, 3, 1, 3)
     assert saved_steps(tmp_path) == [3]
 
 
 def test_damaged_checkpoints_do_not_disturb_pruning(tmp_path, caplog):
-    """Later ones, before which the run was resumed, do not count; a damaged manifest is a warning.
-
-    Sabotage: count all checkpoints; let the error of the manifest out.
-    """
+    """Nor later ones. Sabotage: count all checkpoints; let the error of the manifest out."""
     for step in range(1, 7):
         save_step(tmp_path, step)
     (tmp_path / "step-00000002" / "manifest.json").write_bytes(b"")
-    prune(tmp_path, 4, 3, 0)
+    run_directory.prune(tmp_path, 4, 3, 0)
     assert saved_steps(tmp_path) == [6, 5, 4, 3, 2]
     [warning] = caplog.messages
     assert "step-00000002" in warning and "damaged" in warning
@@ -219,10 +188,7 @@ def refused(caplog) -> str:
 
 
 def test_a_renamed_checkpoint_is_refused_by_name(tmp_path, caplog):
-    """In every use; others go on to be used, and saving its step replaces it.
-
-    A copy outside the names of steps is what it was. Sabotage: believe the name.
-    """
+    """In every use; a copy of another name is what it was. Sabotage: believe the name."""
     kept, renamed = save_step(tmp_path, 20), tmp_path / "step-00000100"
     save_step(tmp_path, 10).rename(renamed)
     reason = f"{renamed}: is step-00000010 renamed; give it that name again, or delete it"
@@ -232,7 +198,7 @@ def test_a_renamed_checkpoint_is_refused_by_name(tmp_path, caplog):
         with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
             read(renamed)
     save_step(tmp_path, 30, best_bleu=1.0, best_step=100)
-    prune(tmp_path, 30, 2, 100)
+    run_directory.prune(tmp_path, 30, 2, 100)
     assert saved_steps(tmp_path) == [100, 30, 20]
     assert find_checkpoint(tmp_path).step == 30  # neither the newest nor the best
     shutil.copytree(kept, tmp_path / "copy")
@@ -244,11 +210,7 @@ def test_a_renamed_checkpoint_is_refused_by_name(tmp_path, caplog):
 
 
 def test_a_link_to_a_checkpoint_of_another_run(tmp_path, caplog):
-    """It is refused by name; pruning and saving leave alone what it leads to.
-
-    A link to the run, or one that a user makes beside it, is followed. Sabotage: follow all; delete
-    the moments of what is linked; move a link away before a checkpoint is saved in its place.
-    """
+    """Sabotage: follow all; delete moments of what is linked; move a link away before saving."""
     other, run_dir = tmp_path / "other", tmp_path / "run"
     paths = [save_step(other, step) for step in (1, 2, 7)]
     before = {path: path.read_bytes() for folder in paths for path in folder.iterdir()}
@@ -262,7 +224,7 @@ def test_a_link_to_a_checkpoint_of_another_run(tmp_path, caplog):
     assert "step-00000007: is a symbolic link; put a copy " in caplog.messages[1]
     with pytest.raises(CheckpointError, match="step-00000001: is a symbolic link"):
         find_checkpoint(run_dir / "step-00000001")
-    prune(run_dir, 6, keep_last=1, best_step=1)
+    run_directory.prune(run_dir, 6, keep_last=1, best_step=1)
     assert saved_steps(run_dir) == [9, 7, 6, 2, 1]
     for step in (7, 9):
         for _ in range(2):
@@ -280,16 +242,11 @@ def test_a_link_to_a_checkpoint_of_another_run(tmp_path, caplog):
     [
         ("train.seed", {}, {"config": small_config(train__seed=2)}),
         ("training text", {"corpus_digest": "a"}, {"corpus_digest": "a"}),
-        ("validation text", {"valid_digest": "a"}, {"validation": ValidationText(2, "a")}),
+        ("validation text", {"valid_digest": "a"}, {"validation": stored.ValidationText(2, "a")}),
     ],
 )
-def test_the_newest_checkpoint_is_of_the_run_that_is_described(
-    tmp_path, caplog, what, own, described
-):
-    """Or it was copied here: run.json tells, if it is sound. A copy elsewhere is used.
-
-    Sabotage: do not ask it; compare configurations, or texts, alone.
-    """
+def test_the_newest_checkpoint_is_of_the_described_run(tmp_path, caplog, what, own, described):
+    """If run.json is sound. Sabotage: do not ask it; compare configurations, or texts, alone."""
     run_dir = tmp_path / "run"
     before, copied = save_step(run_dir, 1, **own), save_step(run_dir, 2)
     write_description(run_dir, describe(**{"config": small_config(), **described}))
@@ -309,10 +266,7 @@ def test_the_newest_checkpoint_is_of_the_run_that_is_described(
 
 
 def test_a_description_by_a_newer_version(tmp_path):
-    """Its own keys are ignored; of a key of the configuration, nobody knows what it changes.
-
-    Sabotage: ignore unknown keys everywhere.
-    """
+    """Its own keys are ignored, no key of the configuration. Sabotage: ignore all unknown keys."""
     write_description(tmp_path, describe(small_config()))
     values = json.loads((tmp_path / "run.json").read_bytes())
     del values["sha256"]
@@ -335,7 +289,7 @@ def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: 
             monkeypatch.undo()
             for step in steps:
                 save_step(run_dir, step, **progress)
-                prune(run_dir, step, 1, progress.get("best_step", 0))
+                run_directory.prune(run_dir, step, 1, progress.get("best_step", 0))
         return real(path)
 
     monkeypatch.setattr(manifest, "sha256", save_before)
@@ -348,8 +302,7 @@ def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypa
     assert load_newest(tmp_path).step == 4
     best = {"best_bleu": 1.0, "best_step": 5}
     save_step(tmp_path, 5, **best)
-    newest = save_step(tmp_path, 6, **best)
-    later = {"best_bleu": 2.0, "best_step": 7}
+    newest, later = save_step(tmp_path, 6, **best), {"best_bleu": 2.0, "best_step": 7}
     train_on(monkeypatch, tmp_path, range(7, 9), len(read_manifest(newest)), **later)
     assert find_checkpoint(tmp_path).step == 7
     train_on(monkeypatch, tmp_path, range(9, 11), best_bleu=2.0, best_step=9)
@@ -358,10 +311,8 @@ def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypa
 
 def test_a_run_that_is_never_still_is_given_up(tmp_path, monkeypatch):
     """After a few attempts. Sabotage: try for ever."""
-    listings = itertools.count()
-    monkeypatch.setattr(
-        run_directory, "list_checkpoints", lambda _: [tmp_path / f"{next(listings)}"]
-    )
+    count = itertools.count()
+    monkeypatch.setattr(run_directory, "list_checkpoints", lambda _: [tmp_path / f"{next(count)}"])
     with pytest.raises(CheckpointError, match="no checkpoint can be used"):
         load_newest(tmp_path)
-    assert next(listings) < 20
+    assert next(count) < 20

@@ -26,11 +26,8 @@ def run(copy_run, tmp_path) -> Path:
 
 
 def write_metrics(run: Path, losses: dict[int, float]) -> None:
-    records = [
-        {"kind": kind, "step": step, "seconds": 1.0, "nll": loss}
-        for step, loss in losses.items()
-        for kind in ("train", "valid")
-    ]
+    kinds = [(kind, step) for step in losses for kind in ("train", "valid")]
+    records = [{"kind": k, "step": step, "seconds": 1.0, "nll": losses[step]} for k, step in kinds]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
@@ -102,8 +99,7 @@ def test_several_translations_of_a_source(run, corpus_dir, tmp_path, diagnose, c
 
 def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
     """It is that of the whole text, though a sample is looked at; its side is named."""
-    lines = copy_lines(1500, 9)
-    script = str.maketrans(ALPHABET, "абцдефгхийклмнопярстувщхыз")
+    lines, script = copy_lines(1500, 9), str.maketrans(ALPHABET, "абцдефгхийклмнопярстувщхыз")
     sides = {"x.de": [*lines, *(line.translate(script) for line in lines)], "x.en": lines * 2}
     for name, side in sides.items():
         (tmp_path / name).write_text("\n".join(side))

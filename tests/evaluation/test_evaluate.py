@@ -18,20 +18,11 @@ from sacrebleu.metrics.bleu import BLEU
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL
-from transformer_mt.config.keys import DataConfig
-from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
-from transformer_mt.evaluation.evaluate import (
-    EvaluationReport,
-    SystemOutput,
-    evaluate_systems,
-    format_as_json,
-    format_reports,
-)
+from transformer_mt.evaluation.evaluate import evaluate_systems, format_as_json, format_reports
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.system.outputs import check_output
 from transformer_mt.text.test_sets import load_test_set
-from transformer_mt.text.trained_here import remember_text
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 
@@ -46,9 +37,7 @@ def texts(tmp_path) -> Path:
     return tmp_path
 
 
-def evaluate_all(
-    texts: Path, *runs: list[Path], hyp="hyp", src="ref", refs=("ref",), baseline=None, **options
-) -> list[EvaluationReport]:
+def evaluate_all(texts, *runs, hyp="hyp", src="ref", refs=("ref",), baseline=None, **options):
     """Evaluates a translation in a file of the folder, or runs if `hyp` is None."""
     refs = [texts / ref for ref in refs]
     load = partial(load_test_set, src=texts / src if src else None, refs=refs)
@@ -57,12 +46,11 @@ def evaluate_all(
     chosen = options.pop("load", LoadOptions()), options.pop("search", SearchOptions())
     languages = {"src_lang": "", "tgt_lang": ""}
     settings = {"options": TranslateOptions(*chosen), "languages": languages, **options}
-    hypotheses = texts / hyp if hyp else None
-    baseline = texts / baseline if baseline else None
+    hypotheses, baseline = texts / hyp if hyp else None, texts / baseline if baseline else None
     return evaluate_systems(runs, hypotheses, baseline, load, metrics, **settings)
 
 
-def evaluate(texts: Path, *paths: Path, **options) -> EvaluationReport:
+def evaluate(texts: Path, *paths: Path, **options):
     """Evaluates a single system; several paths are an ensemble."""
     [report] = evaluate_all(texts, *([list(paths)] if paths else []), **options)
     return report
@@ -70,22 +58,15 @@ def evaluate(texts: Path, *paths: Path, **options) -> EvaluationReport:
 
 def test_scores(texts):
     """Before them as many sentences as requested, or all there are."""
-    result = evaluate(texts, ter=True)
-    lines = (texts / "hyp").read_text().splitlines()
-    assert result.system == SystemOutput(lines, str(texts / "hyp"))
+    result, lines = evaluate(texts, ter=True), (texts / "hyp").read_text().splitlines()
+    assert result.system == type(result.system)(lines, str(texts / "hyp"))
     metrics = choose_metrics("en", ter=True)
     scores = [corpus_score(lines, result.test_set.references, metric) for metric in metrics]
     assert result.scores == scores and len(scores) == 3
     values = {score.name: score.value for score in scores}
     signatures = {f"{score.name}_signature": score.signature for score in scores}
-    expected = {
-        "test_set": result.test_set.name,
-        "sentences": 12,
-        "tokenizer": "13a",
-        "hypotheses": str(texts / "hyp"),
-        **values,
-        **signatures,
-    }
+    expected = {"test_set": result.test_set.name, "sentences": 12, "tokenizer": "13a"}
+    expected |= {"hypotheses": str(texts / "hyp"), **values, **signatures}
     assert result.to_dict() == expected
     heading = f"{texts}/hyp: {expected['test_set']}, 12 sentences"
     assert format_reports([result]) == "\n".join([heading, *(score.text for score in scores)])
@@ -137,18 +118,15 @@ def test_a_baseline(texts):
 def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     """With the corpus and the name of its checkpoint; as a baseline it gives the same."""
     run = shutil.copytree(copy_run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
-    saved = check_output(texts / "saved")
-    beam = SearchOptions(beam_size=2)
+    saved, beam = check_output(texts / "saved"), SearchOptions(beam_size=2)
     result = evaluate(texts, run, hyp=None, baseline="hyp", search=beam, save=saved)
     assert (texts / "saved").read_text().splitlines() == result.system.lines
     values = result.to_dict()
     assert values["beam_size"] == 2 and result.system.seconds > 0
     [record] = read_evaluations(run)[-1:]
     assert values["checkpoint"] == f"{run}/{record.checkpoint}"
-    assert (
-        re.fullmatch(r"ref \(\w{8}\)", record.test_set)
-        and record.search.length_penalty == beam.length_penalty
-    )
+    assert re.fullmatch(r"ref \(\w{8}\)", record.test_set)
+    assert record.search.length_penalty == beam.length_penalty
     assert record.search.max_length is None  # the model's own
     assert record.hypotheses == result.system.lines and record.sources == result.test_set.src
     assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
@@ -184,9 +162,8 @@ def test_what_the_command_prints(texts, call):
     assert b" = 100.00 " in call("evaluate", *files, "--ref", texts / "hyp").out
     named = json.loads(call("evaluate", *files, "--confidence", "--chrf++", "--json").out)
     intervals = "bleu_confidence", "chrf_confidence", "chrf++_confidence"
-    assert (
-        all(0 < named[name] < 50 for name in intervals) and "|bs:1000|" in named["bleu_signature"]
-    )
+    assert all(0 < named[name] < 50 for name in intervals)
+    assert "|bs:1000|" in named["bleu_signature"]
     table = texts / "a.tsv"
     table.write_text("".join(f"x\t{line}\n" for line in (texts / "ref").read_text().splitlines()))
     files = "--hypotheses", texts / "hyp", "--src", table, "--ref", table
@@ -196,10 +173,7 @@ def test_what_the_command_prints(texts, call):
 
 
 def test_what_was_scored_is_named(copy_run, texts, tmp_path, call, monkeypatch):
-    """All that a sweep varies, in JSON and for people, and how many lines were split.
-
-    Sabotage: ignore any option of the command.
-    """
+    """All that a sweep varies, in JSON and for people. Sabotage: ignore any option."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     run = shutil.copytree(copy_run, tmp_path / "run")
     path = run / "step-00000001"
@@ -207,20 +181,10 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, call, monkeypatch):
     options = "--precision bf16 --max-length 20 --beam-size 3 --length-penalty 0.6 --ter"
     done = call(*files, *options.split(), "--tokenize", "char", "--json")
     [row] = map(json.loads, done.out.splitlines())
-    named = {
-        "test_set": read_evaluations(run)[-1].test_set,
-        "tokenizer": "char",
-        "checkpoint": str(path),
-        "step": 1,
-        "moving_average": False,
-        "beam_size": 3,
-        "length_penalty": 0.6,
-        "precision": "bf16",
-        "max_length": 20,
-        "lines_split": 1,
-        "lines_cut": 0,
-        "lines_empty": 0,
-    }
+    named = {"test_set": read_evaluations(run)[-1].test_set, "tokenizer": "char", "step": 1}
+    named |= {"checkpoint": str(path), "moving_average": False, "beam_size": 3, "precision": "bf16"}
+    named |= {"length_penalty": 0.6, "max_length": 20, "lines_split": 1, "lines_cut": 0}
+    named["lines_empty"] = 0
     assert row.items() >= named.items() and "ter_signature" in row
     assert row["seconds"] == read_evaluations(run)[-1].seconds > 0
     described = f"{path} (step 1), beam 3, alpha 0.6, bf16, lines split after 20 pieces"
@@ -239,10 +203,7 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, call, monkeypatch):
 
 
 def test_a_length_penalty_of_greedy_search_is_a_warning(copy_run, texts, call):
-    """So that loops over settings run through, also with `translate`; its default says nothing.
-
-    Sabotage: raise an error; let `translate --scores`, which prints another score, warn.
-    """
+    """Its default says nothing. Sabotage: raise an error; let `translate --scores` warn."""
     files = "--src", texts / "ref", "--ref", texts / "ref"
     message = "warning: --length-penalty has no effect on greedy search: add --beam-size 4\n"
     evaluates, translates = ("evaluate", copy_run, *files), ("translate", copy_run)
@@ -258,69 +219,6 @@ def test_a_length_penalty_of_greedy_search_is_a_warning(copy_run, texts, call):
     words = "evaluate", "--hypotheses", texts / "ref", *files, "--beam-size", 2
     for more, warned in (((), True), (("--baseline", copy_run), False), ((copy_run,), True)):
         assert call(*words, *more).err.count("--beam-size has no effect on --hyp") == warned
-
-
-def test_plain_text_is_scored(texts):
-    """Not what `translate` writes with scores or as JSON. Sabotage: score those lines."""
-    lines = (texts / "hyp").read_text().splitlines()
-    (texts / "scores").write_text("".join(f"-1.0000\t{line}\n" for line in lines))
-    (texts / "json").write_text("".join(f"{json.dumps({'text': line})}\n" for line in lines))
-    for name, message in (("scores", "each line has a tab; name a file"), ("json", "is JSON;")):
-        for choice in ({"hyp": name}, {"baseline": name}):
-            with pytest.raises(DataError, match=f"^{texts / name}: {message}"):
-                evaluate(texts, **choice)
-    for choice in ({"refs": ["scores"]}, {"src": "scores"}):
-        with pytest.raises(DataError, match=f"^{texts}/scores: each line has a tab"):
-            evaluate(texts, **choice)
-
-
-@pytest.mark.parametrize("form", ["{} .", "ab@@ c {}", "\u2581{}", "{} a@@"])
-def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form):
-    """Of files and splits, but not of a young model. Sabotage: warn of a single line."""
-    lines = (texts / "hyp").read_text().splitlines()
-    for count, warned in ((12, True), (2, True), (1, False)):
-        cut = [form.format(line) if i < count else line for i, line in enumerate(lines)]
-        (texts / "cut").write_text("".join(f"{line}\n" for line in cut))
-        for choice in ({"hyp": "cut"}, {"baseline": "cut"}, {"refs": ["cut"], "src": None}):
-            caplog.clear()
-            evaluate(texts, **choice)
-            message = f"{texts}/cut: {count} of 12 lines look tokenised or cut into pieces, such as"
-            assert [text.startswith(message) for text in caplog.messages] == [True] * warned
-    caplog.clear()
-    evaluate(texts, copy_run, hyp=None, src="cut", refs=["ref"])
-    assert not caplog.messages
-    for language in ("de", "en"):
-        (texts / f"test.{language}").write_text(f"{form.format('a b')}\na b\n")
-    load_test_set(DataConfig(path=str(texts)), str(texts / "test"))
-    assert [": 1 of 2 lines look tok" in text for text in caplog.messages] == [True, True]
-
-
-def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call):
-    """By the translation, unless asked: neither files nor those of a split, under any name.
-
-    Sabotage: compare names as they were typed.
-    """
-    for language in ("de", "en"):
-        shutil.copy(corpus_dir / f"test.{language}", tmp_path / f"mine.{language}")
-    (tmp_path / "link").symlink_to("mine.en")
-    run = shutil.copytree(copy_run / "step-00000001", tmp_path / "model")
-    config = json.loads((run / "config.json").read_text())
-    config["data"] |= {"path": str(tmp_path), "test": "mine"}
-    remember_text(parse_config(config, "").data)
-    replace_file(run, "config.json", json.dumps(config).encode())
-    before = (tmp_path / "mine.en").read_bytes()
-    for name in ("mine.en", "mine.de", "link"):
-        done = call("evaluate", run, "--save", tmp_path / name)
-        assert_one_error(done, f"{name}: is text that is scored; to replace it, add --overwrite")
-    assert (tmp_path / "mine.en").read_bytes() == before
-    assert call("evaluate", run, "--save", tmp_path / "new").code == 0
-    for _ in range(2):  # what --save names is typed, not derived
-        assert call("evaluate", run, "--save", tmp_path / "new").code == 0
-    files = "--hypotheses", tmp_path / "new", "--ref", tmp_path / "mine.en"
-    for words in ((run,), files):
-        (tmp_path / "mine.en").write_bytes(before)
-        assert call("evaluate", *words, "--save", tmp_path / "mine.en", "--overwrite").code == 0
-        assert (tmp_path / "mine.en").read_bytes() == (tmp_path / "new").read_bytes()
 
 
 def test_languages_without_a_run(texts, call, copy_run, monkeypatch):
@@ -344,43 +242,21 @@ def test_languages_without_a_run(texts, call, copy_run, monkeypatch):
     assert_one_error(done, "--src-lang and --tgt-lang: leave them out; a run has its own languages")
 
 
-WITHOUT_PYTORCH = """
-import sys
-sys.modules["torch"] = None
-from transformer_mt.cli.program import main
-main()
-"""
+CODE = "import sys; sys.modules['torch'] = None; import transformer_mt.cli.program as p; p.main()"
 
 
 def test_an_exported_model_is_evaluated_without_pytorch(exported_run, texts):
-    """Also against a translation; CTranslate2 says which devices it has.
-
-    Sabotage: import torch in `evaluation/evaluate.py`.
-    """
+    """Also against a translation. Sabotage: import torch in `evaluation/evaluate.py`."""
     exported = shutil.copytree(exported_run, texts / "exported")  # scores are recorded in it
     words = "evaluate", exported, "--src", texts / "ref", "--ref", texts / "ref"
     for more in ((), ("--baseline", texts / "hyp"), ("--device", "cuda")):
-        program = [sys.executable, "-c", WITHOUT_PYTORCH, *map(str, (*words, *more))]
+        program = [sys.executable, "-c", CODE, *map(str, (*words, *more))]
         done = subprocess.run(program, capture_output=True, text=True, timeout=120)
         if "cuda" not in more:
             assert done.returncode == 0 and "BLEU" in done.stdout, done.stderr
         elif done.returncode:
-            assert (
-                done.stderr
-                == "error: device cuda: CTranslate2 finds no CUDA device; use cpu or auto\n"
-            )
-
-
-def test_empty_lines_of_a_test_set_are_counted(texts, caplog):
-    """With and without a source; the warning is no part of the report."""
-    lines = (texts / "ref").read_text().splitlines()
-    (texts / "gaps").write_text("".join(f"{line}\n" for line in ["", lines[1], "\t ", *lines[3:]]))
-    warning = r"gaps \(\w{8}\): 2 of 12 pairs have an empty side and count in the scores;"
-    for src in ("ref", None):
-        caplog.clear()
-        evaluate(texts, src=src, refs=["gaps"])
-        [message] = caplog.messages
-        assert re.match(warning, message)
+            message = "error: device cuda: CTranslate2 finds no CUDA device; use cpu or auto\n"
+            assert done.stderr == message
 
 
 def test_several_runs_are_rows(copy_run, texts, tmp_path):
@@ -395,8 +271,7 @@ def test_several_runs_are_rows(copy_run, texts, tmp_path):
     assert [row["checkpoint"] for row in rows] == names
     assert rows[1].keys() == single.to_dict().keys() and rows[1]["bleu"] == single.to_dict()["bleu"]
     names = [f"{name} (step 1), greedy, fp32" for name in names]
-    values = "".join(f"{score.value:8.2f}" for score in single.scores)
-    width = max(map(len, names))
+    values, width = "".join(f"{score.value:8.2f}" for score in single.scores), max(map(len, names))
     assert format_reports(reports).splitlines() == [
         f"{single.test_set.name}, 12 sentences",
         "",
@@ -418,13 +293,10 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
     config = (other / "config.json").read_text().replace('"en"', '"zh"')
     replace_file(other, "config.json", config.encode())
-    for runs, options in (
-        ([[copy_run], [other]], {}),
-        ([[copy_run, other]], {}),
-        ([[copy_run]], {"baseline": other}),
-    ):
+    one = [copy_run]
+    for runs, more in (([one, [other]], {}), ([[*one, other]], {}), ([one], {"baseline": other})):
         with pytest.raises(ConfigError, match="the runs translate de to en, de to zh: "):
-            evaluate_all(texts, *runs, hyp=None, **options)
+            evaluate_all(texts, *runs, hyp=None, **more)
     assert evaluate(texts, other, hyp=None).scores[0].tokenizer == "zh"
 
 

@@ -10,19 +10,11 @@ import pytest
 from checkpoints.small_checkpoint import describe
 from conftest import assert_one_error, tiny_config
 
-from transformer_mt.checkpoints.evaluations import (
-    EvaluationRecord,
-    Score,
-    SearchSetting,
-    write_evaluation,
-)
+from transformer_mt.checkpoints import evaluations
+from transformer_mt.checkpoints import run_description as stored
+from transformer_mt.checkpoints.evaluations import Score, SearchSetting, write_evaluation
 from transformer_mt.checkpoints.layout import checkpoint_digest
-from transformer_mt.checkpoints.run_description import (
-    InitialWeights,
-    ValidationText,
-    VocabularySizes,
-    write_description,
-)
+from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 
 BLEU, PERPLEXITY = "validation: BLEU (average)", "validation: perplexity (weights)"
@@ -33,32 +25,19 @@ GREEDY_SEARCH = SearchSetting()
 SPEEDS = 1000.0, 2000.0, 1600.0
 
 
-def write_run(
-    path: Path,
-    corpus_dir: Path,
-    bleu: float,
-    described: dict[str, object] | None = None,
-    **changes: object,
-) -> Path:
-    """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint.
-
-    `described` goes to run.json in addition.
-    """
+def write_run(path: Path, corpus_dir: Path, bleu: float, described=None, **changes) -> Path:
+    """Writes a run of 30 steps, best at 20, with two scores; `described` goes to run.json, too."""
     path.mkdir(parents=True)
     write_description(path, describe(tiny_config(corpus_dir, **changes), **(described or {})))
     lines = []
     for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
         lines.append({"kind": "train", **position, "loss": 2.0, "tokens_per_second": speed})
-        valid = {
-            "bleu": 50.0 - bleu,
-            "ema_bleu": bleu - abs(step - 20),
-            "perplexity": step / 10,
-            "nll": 1.0,
-        }
-        lines.append({"kind": "valid", **position, **valid})
+        scores = {"bleu": 50.0 - bleu, "ema_bleu": bleu - abs(step - 20)}
+        valid = {"kind": "valid", **position, **scores, "perplexity": step / 10, "nll": 1.0}
+        lines.append(valid)
     lines.append({"kind": "train", **position, "loss": None, "tokens_per_second": None})
-    lines.append({"kind": "valid", **position, **valid, "ema_bleu": bleu, "nll": 2.0})
+    lines.append({**valid, "ema_bleu": bleu, "nll": 2.0})
     lines.append({**lines[-1], "step": 40, "ema_bleu": 99.0, "perplexity": None})  # diverged
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_score(path, bleu + 1)
@@ -68,16 +47,12 @@ def write_run(
 
 
 def write_score(
-    run: Path,
-    value: float,
-    search: SearchSetting = GREEDY_SEARCH,
-    checkpoint: str = "step-00000020",
-    test_set: str = "own, split test",
-    tokenizer: str = "13a",
-    digest: str = "",
+    run: Path, value: float, search=GREEDY_SEARCH, checkpoint="step-00000020", digest="", **changes
 ) -> None:
-    score = Score("bleu", value, f"nrefs:1|tok:{tokenizer}")
-    record = EvaluationRecord(test_set, checkpoint, digest, search, [score], ["a"], [["a"]], ["a"])
+    names = {"test_set": "own, split test", "tokenizer": "13a", **changes}
+    scores = [Score("bleu", value, f"nrefs:1|tok:{names['tokenizer']}")]
+    values = checkpoint, digest, search, scores, ["a"], [["a"]], ["a"]
+    record = evaluations.EvaluationRecord(names["test_set"], *values)
     (run / checkpoint).mkdir(exist_ok=True)
     write_evaluation(run / checkpoint, record)
 
@@ -130,16 +105,10 @@ def test_weights_are_named_only_where_there_is_an_average(corpus_dir, tmp_path):
 
 def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
     """Of the model or of what else decides the weights."""
-    runs = [
-        write_run(
-            tmp_path / name,
-            corpus_dir,
-            20.0,
-            {"environment": {"source of training/": name * 64}},
-            train__seed=seed,
-        )
-        for seed, name in enumerate("ab")
-    ]
+    runs = []
+    for seed, name in enumerate("ab"):
+        source = {"environment": {"source of training/": name * 64}}
+        runs.append(write_run(tmp_path / name, corpus_dir, 20.0, source, train__seed=seed))
     [first], [second] = read_greedy(runs)
     assert [row["source of training/"] for row in (first, second)] == ["a" * 8, "b" * 8]
 
@@ -148,8 +117,8 @@ def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
     ("description", "title"),
     [
         (lambda digest: {"corpus_digest": digest}, "encoded text"),
-        (lambda digest: {"validation": ValidationText(2, digest)}, "validation text"),
-        (lambda digest: {"init_from": InitialWeights(1, digest, "", "", "")}, "started from"),
+        (lambda digest: {"validation": stored.ValidationText(2, digest)}, "validation text"),
+        (lambda digest: {"init_from": stored.InitialWeights(1, digest, *3 * [""])}, "started from"),
     ],
 )
 def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, description, title):
@@ -168,19 +137,11 @@ def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, description
 
 def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
     """Where they stand is said. Sabotage: take all runs; take the number of steps for all."""
-    steps = {"train__max_steps": 1000, "valid__patience": 3}
-    ends = {"1": True, "2": False, "3": True, "4": False}
-    runs = [
-        write_run(
-            tmp_path / name,
-            corpus_dir,
-            10.0 * int(name),
-            {"complete": end},
-            train__seed=int(name),
-            **steps,
-        )
-        for name, end in ends.items()
-    ]
+    runs = []
+    for seed, end in enumerate((True, False, True, False), 1):
+        changes = {"train__seed": seed, "train__max_steps": 1000, "valid__patience": 3}
+        path, ended = tmp_path / str(seed), {"complete": end}
+        runs.append(write_run(path, corpus_dir, 10.0 * seed, ended, **changes))
     groups = read_greedy(runs)
     *rows, mean = with_means(groups)
     assert [row["unfinished"] for row in rows] == ["", *2 * ["step 40 of 1,000", ""]][:4]
@@ -195,10 +156,9 @@ def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
 
 def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
     """Not the keys that vocab.path overrides."""
-    runs = [
-        write_run(tmp_path / name, corpus_dir, 20.0, {"vocabulary": VocabularySizes(*sizes)})
-        for name, sizes in (("a", (90, 99, "char")), ("b", (90, 80, "bpe")))
-    ]
+    sizes = {"a": (90, 99, "char"), "b": (90, 80, "bpe")}
+    changes = {name: {"vocabulary": stored.VocabularySizes(*sizes[name])} for name in sizes}
+    runs = [write_run(tmp_path / name, corpus_dir, 20.0, changes[name]) for name in sizes]
     rows = [row for [row] in read_greedy(runs)]
     assert [row["vocab.size"] for row in rows] == [99, 90]
     assert [row["vocab.kind"] for row in rows] == ["char", "bpe"]
@@ -234,12 +194,12 @@ def test_a_score_of_another_checkpoint_has_its_own_row(corpus_dir, tmp_path):
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
     write_score(run, 11.0, checkpoint="step-00000010")
     write_score(run, 12.0, checkpoint="averaged-2")
-    write_score(run, 13.0, tokenizer="zh")
+    write_score(run, 13.0, tokenizer="ja-mecab")
     rows = [row for [row] in read_rows([run])]
     searches = [GREEDY, BEAM, f"{GREEDY}, step-00000010", f"{GREEDY}, averaged-2"]
     assert [row["search"] for row in rows] == searches
     assert [row[TEST] for row in rows] == [21.0, 22.0, 11.0, 12.0]
-    assert rows[0]["own, split test: BLEU (zh)"] == 13.0
+    assert rows[0]["own, split test: BLEU (ja-mecab)"] == 13.0
     assert rows[1].keys() == {"run", *COLUMNS, "search", "signatures", TEST}
     assert not any(BLEU in row or PERPLEXITY in row for row in rows[2:])  # those of the best
 
@@ -256,10 +216,8 @@ def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tm
 
 def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
     """A copy of a run is not another sample. Sabotage: count all runs of a group."""
-    runs = [
-        write_run(tmp_path / name, corpus_dir, 20.0, train__seed=seed)
-        for name, seed in (("a", 1), ("b", 2), ("copy", 2))
-    ]
+    seeds = {"a": 1, "b": 2, "copy": 2}
+    runs = [write_run(tmp_path / n, corpus_dir, 20.0, train__seed=seeds[n]) for n in seeds]
     for paths in (runs, runs[1:]):
         assert len(with_means(read_greedy(paths))) == len(paths)
     assert "a, b, copy: some have the same seed, so there is no mean" in caplog.messages
@@ -267,10 +225,8 @@ def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
 
 def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
     """Damaged parts too, with a warning; a mean needs a number of every run."""
-    ended = {"complete": True}
-    runs = [
-        write_run(tmp_path / str(s), corpus_dir, 20.0, ended, train__seed=s) for s in (1, 2, 3, 4)
-    ]
+    end, seeds = {"complete": True}, range(1, 5)
+    runs = [write_run(tmp_path / f"{s}", corpus_dir, 20.0, end, train__seed=s) for s in seeds]
     (runs[0] / "run.json").write_text("{}")
     (runs[1] / "metrics.jsonl").write_text("damaged\n")
     (runs[2] / "metrics.jsonl").unlink()
@@ -349,10 +305,7 @@ def test_what_matches_nothing_is_an_error(sweep, call):
 
 
 def test_no_two_rows_look_the_same():
-    """Whatever columns are chosen, what tells rows apart is shown.
-
-    Sabotage: show nothing but what is chosen.
-    """
+    """Whatever columns are chosen. Sabotage: show nothing but what is chosen."""
     rows = [{"run": "a", "optim.lr_scale": x, "search": y, "x: BLEU": 1.0} for x, y in ("pq", "pr")]
     groups = [[row] for row in rows]
     lines = format_rows(groups, "markdown", ["x*"]).splitlines()

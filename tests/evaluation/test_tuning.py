@@ -36,11 +36,7 @@ def runs(copy_run, tmp_path) -> list[Path]:
 
 
 def test_the_setting_with_the_best_mean_wins(runs, call):
-    """Each is tried once, greedy search without penalties; test scores are as in `evaluate`.
-
-    Those alone are recorded, so that `compare` has a row for each run. Sabotage: take the lowest;
-    validate on the test set; score it with the first setting.
-    """
+    """Only tests are recorded. Sabotage: take the lowest; validate on the test; test the first."""
 
     def evaluate(alpha: float, split: str) -> list[dict]:
         search = "--beam-size", 2, "--length-penalty", alpha, "--split", split, "--json"
@@ -72,10 +68,7 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
 
 
 def test_what_is_one_system(runs):
-    """Runs that differ in their seeds; not a run and a copy or an average of it.
-
-    Sabotage: compare settings alone.
-    """
+    """Runs that differ in seeds, not a run and its copy or average. Sabotage: compare settings."""
     assert _name_systems(runs) == ["", ""]
     copied = shutil.copytree(runs[0], runs[0].with_name("copy"))
     assert _name_systems([runs[0], copied]) == ["one: ", "copy: "]
@@ -85,10 +78,7 @@ def test_what_is_one_system(runs):
 
 
 def test_a_mistake_shows_first(runs, call):
-    """Before anything is translated.
-
-    Sabotage: read the test set after the validation text; compare the names of the two.
-    """
+    """Before any translation. Sabotage: read the test set last; compare the two by name."""
     same = "a search must not be chosen on the text it is scored on"
     for words, culprit in (
         (["--split", "nope"], "nope.de"),

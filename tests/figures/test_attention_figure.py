@@ -36,10 +36,7 @@ def tick_labels(axes) -> tuple[list[str], list[str]]:
 
 
 def test_cross_attention_has_the_pieces_on_its_axes():
-    """A row is the piece that is predicted there: the one after the decoder's input.
-
-    The darkest colour is the largest weight. Sabotage: scale to 1, or each head for itself.
-    """
+    """A row is what is predicted there. Sabotage: scale to 1, or each head for itself."""
     attention = fake_attention(["▁Ein", "▁Satz", "</s>"], ["<s>", "▁A", "▁sentence"])
     figure = attention_figure(attention)
     axes, scale = figure.axes
@@ -92,8 +89,7 @@ def test_what_cannot_be_drawn(untrained_run):
     ):
         with pytest.raises(ConfigError, match=f"^{message}$"):
             attention_figure(fake_attention(SRC, TGT), **choice)
-    model = transformer_mt.load(untrained_run)
-    too_long = "é" * (MAX_PIECES // 2)
+    model, too_long = transformer_mt.load(untrained_run), "é" * (MAX_PIECES // 2)
     for text in ("  ", too_long):
         for name, pair in (("source", (text,)), ("translation", ("ab", text))):
             with pytest.raises(DataError, match=f"a {name} must have 1 to {MAX_PIECES} pieces"):

@@ -27,19 +27,15 @@ def texts_in(svg: Path) -> set[str]:
     return set(re.findall("<!-- (.*?) -->", svg.read_text()))
 
 
-@pytest.mark.parametrize(
-    ("name", "ending"), [("training", ".png"), ("attention", ".SVG"), ("training", ".pdf")]
-)
-def test_every_command_writes_its_file(untrained_run, tmp_path, monkeypatch, call, name, ending):
+@pytest.mark.parametrize("file", ["training.png", "attention.SVG", "training.pdf"])
+def test_every_command_writes_its_file(untrained_run, tmp_path, monkeypatch, call, file):
     """The path on stdout, nothing on stderr, without pyplot, which would look for a display."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    command = {
-        "training": ["training", write_run(tmp_path / "run")],
-        "attention": ["attention", untrained_run, "ab cd", "--heads", "--quiet"],
-    }[name]
-    path = tmp_path / f"{name}{ending}"
-    assert call("plot", *command, "-o", path) == (0, f"{path}\n".encode(), "")
-    start = {".png": b"\x89PNG\r\n", ".SVG": b"<?xml", ".pdf": b"%PDF-"}[ending]
+    commands = {"training": ["training", write_run(tmp_path / "run")]}
+    commands["attention"] = ["attention", untrained_run, "ab cd", "--heads", "--quiet"]
+    path = tmp_path / file
+    assert call("plot", *commands[path.stem], "-o", path) == (0, f"{path}\n".encode(), "")
+    start = {".png": b"\x89PNG\r\n", ".SVG": b"<?xml", ".pdf": b"%PDF-"}[path.suffix]
     assert path.read_bytes().startswith(start) and path.stat().st_size > 4_000
 
 
@@ -96,16 +92,12 @@ def test_settings_of_the_user_change_nothing_and_are_kept():
     own = {"text.usetex": True, "lines.linewidth": 9, "font.size": 30, "savefig.facecolor": "red"}
     with matplotlib.rc_context(own):
         before = dict(matplotlib.rcParams)
-        assert render(picture(), "png") == plain
-        assert dict(matplotlib.rcParams) == before
+        assert render(picture(), "png") == plain and dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.parametrize("file_format", ["png", "svg", "pdf"])
 def test_a_character_without_a_font_is_a_box(file_format):
-    """Without a warning, which would be an error; control characters, which SVG forbids, too.
-
-    Sabotage: draw control characters as they are.
-    """
+    """Without a warning. Sabotage: draw control characters, which SVG forbids."""
     hieroglyph, blank = chr(0x14400), " "  # of Anatolia, in no usual font
     pictures = (picture(f"a{c}a") for c in (hieroglyph, blank))
     assert len({render(each, file_format) for each in pictures}) == 2

@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import HOSTILE_JSON, assert_one_error, records, replace_file, tiny_config
 
+from transformer_mt.checkpoints import run_description as stored
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.run_description import (
-    InitialWeights,
-    read_description,
-    write_description,
-)
+from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
@@ -41,16 +38,10 @@ def report_text(run: Path) -> str:
 def run(corpus_dir, tmp_path_factory) -> Path:
     """Gives a run of twelve steps, validated, and evaluated on lines that look like HTML."""
     run_dir = tmp_path_factory.mktemp("report") / "run<b>"
-    config = tiny_config(
-        corpus_dir,
-        train__max_steps=12,
-        valid__every=6,
-        train__ema_decay=0.5,
-        data__train="train[:600]",
-        data__drop_identical=False,
-        data__max_length=10,
-        data__test={"src": str(corpus_dir / "test.de"), "tgt": "test.en"},
-    )
+    steps = {"train__max_steps": 12, "valid__every": 6, "train__ema_decay": 0.5}
+    text = {"data__train": "train[:600]", "data__drop_identical": False, "data__max_length": 10}
+    test = {"src": str(corpus_dir / "test.de"), "tgt": "test.en"}
+    config = tiny_config(corpus_dir, **steps, **text, data__test=test)
     train(config, run_dir)
     folder = tmp_path_factory.mktemp("text")
     (folder / "src").write_text("<script>alert(1)</script>\na & b\n\nab cd ef\ngh\n")
@@ -90,8 +81,7 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
 
 def test_what_it_shows_is_what_the_run_recorded(run, html):
     """Counts, every score with its signature, settings, digests, translations."""
-    text = visible(html)
-    described = json.loads((run / "run.json").read_text())
+    text, described = visible(html), json.loads((run / "run.json").read_text())
     corpus = described["corpus"]
     assert corpus["dropped"]
     for reason, count in corpus["dropped"].items():
@@ -100,9 +90,8 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert f"training pairs {corpus['kept']:,} " in text
     assert f"vocabulary, pieces {described['vocabulary']['src']:,} vocabulary, kind bpe " in text
     assert "unknown or single bytes, source and target 0 and 0 pieces " in text
-    means = "{src} and {tgt} pieces, end of sentence included ".format(
-        **described["lengths"]["mean"]
-    )
+    mean = described["lengths"]["mean"]
+    means = f"{mean['src']} and {mean['tgt']} pieces, end of sentence included "
     assert f"mean length, source and target {means}" in text
     validation, evaluation = read_evaluations(run)
     assert validation.test_set == "validation"
@@ -147,10 +136,7 @@ def test_the_best_and_the_worst_translations(run, tmp_path):
 
 
 def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
-    """Not that of other text that was scored since; without a test, that of validation.
-
-    Sabotage: take the newest evaluation.
-    """
+    """Or else that of validation. Sabotage: take the newest evaluation."""
     run = shutil.copytree(run, tmp_path / "run")
     _, record = read_evaluations(run)
     folder, corpus = run / "evaluations", Path(find_checkpoint(run).config.data.path).name
@@ -166,13 +152,12 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
     other = {"test_set": f"{corpus}, split test2 (0123abcd)", "time": 1e11}
     for name, changes in {"own": own, "other": other, "text": {}}.items():
         (folder / f"{name}.json").write_text(json.dumps({**values, **changes}))
-    text = report_text(run)
-    name = f"{own['test_set']}, {record.checkpoint}, greedy, fp32"
+    text, name = report_text(run), f"{own['test_set']}, {record.checkpoint}, greedy, fp32"
     assert f"-norm. BLEU (char), {name} 12.34 " in text and f" Translations {name}; " in text
 
 
 def test_what_a_run_began_with_is_named(run, tmp_path):
-    initial = InitialWeights(2000, "d" * 64, "both", "x", "e" * 9)
+    initial = stored.InitialWeights(2000, "d" * 64, "both", "x", "e" * 9)
     write_description(tmp_path, replace(read_description(run), init_from=initial))
     text = report_text(tmp_path)
     assert "began with both at step 2,000 " in text

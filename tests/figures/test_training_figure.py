@@ -24,14 +24,9 @@ def write_run(path: Path, steps: int = 40, bleu: bool = True, scale: float = 1.0
     for i in range(1, steps + 1):
         position = {"step": 10 * i, "epoch": 0, "seconds": 6.0 * i}
         loss = None if i == 7 else scale * 8 / i**0.3
-        metrics = {
-            "loss": loss,
-            "nll": 0.9 * scale * i,
-            "lr": 1e-4 * i,
-            "tokens_per_second": 1000.5 + i,
-            "mfu": 0.5,
-        }
-        lines.append({"kind": "train", **position, **metrics, "grad_norm": 3 / i, "skipped": 0})
+        metrics = {"loss": loss, "nll": 0.9 * scale * i, "lr": 1e-4 * i, "mfu": 0.5}
+        metrics |= {"tokens_per_second": 1000.5 + i, "grad_norm": 3 / i, "skipped": 0}
+        lines.append({"kind": "train", **position, **metrics})
         if bleu and i % 5 == 0:
             lines.append({"kind": "valid", **position, "nll": 6 / i, "bleu": scale * i})
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -57,9 +52,7 @@ def test_the_data_is_that_of_the_metrics(tmp_path, x):
         drawn = [(texts(line.get_xdata()), texts(line.get_ydata())) for line in axes.lines]
         assert (axes.get_title(), axes.get_ylabel()) == (panel.title, panel.unit)
         assert drawn == expected
-        labels = (
-            [text.get_text() for text in axes.get_legend().get_texts()] if len(drawn) > 1 else []
-        )
+        labels = [t.get_text() for t in axes.get_legend().get_texts()] if len(drawn) > 1 else []
         assert labels == (["training", "validation"] if axes.get_title().startswith("Loss") else [])
         highest = max(float(value) for _, values in drawn for value in values if value != "nan")
         is_from_zero = axes.get_ylim() == pytest.approx((-0.022 * highest, 1.1 * highest))
@@ -88,8 +81,7 @@ def test_runs_are_told_apart_without_colour(tmp_path):
     drawn = [text.get_text() for text in legend.get_texts()]
     assert drawn == [name if len(name) < 49 else f"…{name[-47:]}" for name in names]
     handles = [(each.get_color(), each.get_marker()) for each in legend.legend_handles]
-    assert handles == looks
-    assert not overlapping(figure)
+    assert handles == looks and not overlapping(figure)
 
 
 def test_chosen_panels_are_in_one_row(tmp_path):
@@ -115,10 +107,7 @@ def write_described_run(path: Path, corpus_dir: Path, steps: int, scale: float, 
 
 @pytest.mark.parametrize(("x", "unit"), [("step", 10), ("minutes", 0.1)])
 def test_a_mean_is_over_seeds(tmp_path, corpus_dir, x, unit):
-    """At the steps that all runs have; the band is the sample deviation; a single run stays.
-
-    Sabotage: divide by n, pool settings, or take the steps of the first run.
-    """
+    """At the steps that all have. Sabotage: divide by n, pool settings, take the first's steps."""
     paths = [
         write_described_run(tmp_path / f"{i}", corpus_dir, 50 - 10 * i, i**2, train__seed=i)
         for i in (1, 2, 3)
@@ -160,8 +149,7 @@ def test_what_is_missing_is_said(tmp_path):
     path.write_text("\n".join([*lines, '{"kind": "tra']))
     figure = training_figure(read_runs([run]))
     shown = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert shown == [*3 * [["no finite value yet"]], [], [], []]
-    assert not overlapping(figure)
+    assert shown == [*3 * [["no finite value yet"]], [], [], []] and not overlapping(figure)
     path.write_text(lines[0].replace('"step": 10', '"step": 1') + "\n")
     axes = training_figure(read_runs([run])).axes[3]
     assert axes.get_xlim() == (0, 1.02) and all(tick % 1 == 0 for tick in axes.get_xticks())

@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import sys
+from unittest.mock import Mock
 
 from transformer_mt.cli import program
 from transformer_mt.errors import CheckpointError, DeviceError
@@ -33,7 +34,7 @@ def main() -> None:
     elif int(os.environ["RANK"]) == rank and first_attempt:
         if fault in FAILURES:
             place, name, error = FAILURES[fault]
-            setattr(place, name, failing(error))
+            setattr(place, name, Mock(side_effect=error))
         else:
             break_engine(fault, step)
     program.main()
@@ -45,15 +46,6 @@ FAILURES = {
     "absent": (translation_model, "find_checkpoint", CheckpointError("run: no such directory")),
     "decode": (PyTorchRuntime, "decode", MemoryError()),
 }
-
-
-def failing(error: Exception):
-    """Makes a function that only fails."""
-
-    def fail(*arguments: object) -> None:
-        raise error
-
-    return fail
 
 
 def break_engine(fault: str, at_step: int) -> None:

@@ -2,18 +2,16 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, write_config
+from conftest import around_steps, assert_one_error, write_config
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DataError
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
 
 SAME_MODEL = "model.safetensors", "training.safetensors"
@@ -21,18 +19,10 @@ SAME_MODEL = "model.safetensors", "training.safetensors"
 
 def write_short_config(corpus_dir: Path, folder: Path) -> Path:
     """Writes the configuration of a run of eight steps, with prepared text of its own."""
-    return write_config(
-        folder,
-        corpus_dir,
-        data__prepared_dir=str(folder / "prepared"),
-        data__train="train[:60]",
-        vocab__size=288,
-        data__valid="validation[:5]",
-        train__max_steps=8,
-        train__save_every=2,
-        train__batch_tokens=100,
-        valid__every=1000,
-    )
+    changes = {"data__prepared_dir": str(folder / "prepared"), "data__train": "train[:60]"}
+    changes |= {"vocab__size": 288, "data__valid": "validation[:5]", "train__batch_tokens": 100}
+    changes |= {"train__max_steps": 8, "train__save_every": 2, "valid__every": 1000}
+    return write_config(folder, corpus_dir, **changes)
 
 
 @pytest.fixture
@@ -67,49 +57,20 @@ def saved(run_dir: Path) -> tuple[int, list[bytes]]:
     return newest.progress.step, [(newest.path / name).read_bytes() for name in SAME_MODEL]
 
 
-@pytest.mark.parametrize("name", ["tgt.ids", "src.ids"])
-def test_a_corpus_damaged_between_two_starts(config, whole, tmp_path, call, name):
-    """The run does not go on with other text, and does once the folder is made again."""
-    limit = ("--set", "train.max_steps=4", "--quiet", "--run", tmp_path / "run")
-    assert call("train", config, *limit).code == 0
-    folder = prepare(load_config(config)).path
-    overwrite_half(folder / name)
-    again = ("train", config, "--quiet", "--run", tmp_path / "run")
-    assert_one_error(call(*again), f"{folder}: damaged ({folder / name}: damaged (its")
-    assert saved(tmp_path / "run")[0] == 4
-    shutil.rmtree(folder)
-    assert call(*again).code == 0 and saved(tmp_path / "run") == whole
-
-
-def before_step(monkeypatch, number: int, act: Callable[[], object]) -> None:
-    """Does something in a step, whose pairs have been read."""
-    taken = Engine.train_step
-
-    def train_step(self, step, *arguments) -> None:
-        if step == number:
-            act()
-        taken(self, step, *arguments)
-
-    monkeypatch.setattr(Engine, "train_step", train_step)
-
-
 @pytest.mark.parametrize("damage", [overwrite_half, cut])
 def test_a_corpus_damaged_under_its_trainer(config, whole, tmp_path, monkeypatch, call, damage):
-    """One line when the next epoch begins; the same command ends as an uninterrupted run.
-
-    Sabotage: verify the text at the first epoch alone.
-    """
+    """When the next epoch begins. Sabotage: verify the text at the first epoch alone."""
     corpus, train = prepare(load_config(config)), load_config(config).train
     last = len(plan_epoch(corpus.pairs.lengths, train.batch_tokens, train.seed, 0))
     again = ("train", config, "--quiet", "--run", tmp_path / "run")
     with monkeypatch.context() as patch:
-        before_step(patch, last, lambda: damage(corpus.path / "tgt.ids"))
+        path = corpus.path / "tgt.ids"
+        around_steps(patch, before=lambda _, step: step == last and damage(path))
         called = call(*again)
     assert_one_error(called, f"{corpus.path}: damaged ({corpus.path}/tgt.ids: damaged")
     assert last < 8 and saved(tmp_path / "run")[0] == last // 2 * 2  # train.save_every is 2
     shutil.rmtree(corpus.path)
-    assert call(*again).code == 0
-    assert saved(tmp_path / "run") == whole
+    assert call(*again).code == 0 and saved(tmp_path / "run") == whole
 
 
 def test_a_corpus_damaged_before_its_first_epoch(config, tmp_path):
@@ -123,7 +84,7 @@ def test_a_corpus_damaged_before_its_first_epoch(config, tmp_path):
 def test_what_does_not_change_what_is_mapped(config, whole, tmp_path, monkeypatch):
     """Training continues if files are touched or all are deleted."""
     folder = prepare(load_config(config)).path
-    before_step(monkeypatch, 3, (folder / "tgt.ids").touch)
-    before_step(monkeypatch, 7, lambda: shutil.rmtree(folder))
+    acts = {3: (folder / "tgt.ids").touch, 7: lambda: shutil.rmtree(folder)}
+    around_steps(monkeypatch, before=lambda _, step: acts.get(step, int)())
     assert train(load_config(config), tmp_path / "run").step == 8
     assert saved(tmp_path / "run") == whole

@@ -12,12 +12,7 @@ from simulated_cuda import SimulatedCuda
 from torch.utils.flop_counter import FlopCounterMode
 
 import transformer_mt
-from transformer_mt.checkpoints.checkpoint import (
-    Progress,
-    RunState,
-    load_checkpoint,
-    save_checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import RunState, load_checkpoint, save_checkpoint
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
 from transformer_mt.model import kernels
@@ -50,7 +45,7 @@ def batch_from(prepared: PreparedCorpus, first: int) -> Batch:
 def save(path, engine: Engine, prepared: PreparedCorpus) -> None:
     """Saves the state of an engine as a run does."""
     state = engine.state_dict()
-    run_state = RunState(Progress(step=3), state["counters"])
+    run_state = RunState(counters=state["counters"])
     save_checkpoint(path, tensor_files(state), run_state, engine.config, prepared.vocab)
 
 
@@ -63,8 +58,7 @@ def equal_weights(
 def test_vocabularies_of_two_sizes(corpus_dir):
     """The logits are of the target's."""
     config = tiny_config(corpus_dir, vocab__shared=False, model__tie_embeddings=False)
-    engine = Engine(config, 20, 30, torch.device("cpu"), "fp32")
-    ids = torch.tensor([[5, 2]])
+    engine, ids = Engine(config, 20, 30, torch.device("cpu"), "fp32"), torch.tensor([[5, 2]])
     engine.train_step(1, [Batch(ids, ids, ids, 2, 2)])
     assert engine.model(torch.tensor([[19]]), torch.tensor([[29]])).shape == (1, 1, 30)
     assert engine.read_window().flops == 2 * sum(flops_per_token(engine.config.model, 30))
@@ -75,9 +69,7 @@ def test_vocabularies_of_two_sizes(corpus_dir):
 def test_what_a_run_is_computed_with(corpus_dir, prepared, monkeypatch):
     """Weights of the seed; packs on CUDA."""
     config = tiny_config(corpus_dir, train__compile=True, model__n_heads=1)
-    engine, other = (
-        build_engine(tiny_config(corpus_dir, train__seed=seed), prepared) for seed in (1, 2)
-    )
+    engine, other = (build_engine(tiny_config(corpus_dir, train__seed=n), prepared) for n in (1, 2))
     assert not equal_weights(engine, other)
     monkeypatch.setattr(environment, "cpu_bf16_instructions", lambda: ["AMX"])
     monkeypatch.setattr(environment, "cpu_maker", lambda: "maker")
@@ -93,17 +85,10 @@ def test_what_a_run_is_computed_with(corpus_dir, prepared, monkeypatch):
     assert (recorded["device"], recorded["torch.compile"]) == ("simulated", "on")
 
 
-@pytest.fixture
-def no_variables(monkeypatch):
-    """Removes the variables by which somebody may have chosen kernels for these tests."""
+def test_variables_that_choose_kernels_are_recorded(corpus_dir, prepared, monkeypatch):
+    """An empty one is not set; what only logs, caches or counts threads is left out."""
     for name in filter(environment._VARIABLES.fullmatch, list(os.environ)):
         monkeypatch.delenv(name)
-
-
-def test_variables_that_choose_kernels_are_part_of_the_environment(
-    corpus_dir, prepared, monkeypatch, no_variables
-):
-    """An empty one is not set; what only logs, caches or counts threads is left out."""
     fitter = StepFitter(build_engine(tiny_config(corpus_dir), prepared))
     chosen = """MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_DEBUG_CPU_TYPE ONEDNN_MAX_CPU_ISA
         DNNL_MAX_CPU_ISA ONEDNN_CPU_ISA_HINTS ONEDNN_DEFAULT_FPMATH_MODE DNNL_DEFAULT_FPMATH_MODE
@@ -137,16 +122,10 @@ def test_each_precision_is_used(corpus_dir, prepared):
 
 
 def test_a_scaler_that_finds_its_scale_skips_no_step(corpus_dir, prepared, monkeypatch):
-    """Gradients that overflow count at the smallest scale, and a loss that is not finite always.
-
-    Sabotage: count every step that the scaler skips.
-    """
+    """A loss of NaN always counts. Sabotage: count every step that the scaler skips."""
     config, batch = tiny_config(corpus_dir), batch_from(prepared, 0)
-    for precision, scale, counted in (
-        ("bf16", None, 1),
-        ("fp16", 4.0, 0),
-        ("fp16", 2.0, 1),  # 1 after this step
-    ):
+    # The last scale is 1 after the step.
+    for precision, scale, counted in (("bf16", None, 1), ("fp16", 4.0, 0), ("fp16", 2.0, 1)):
         engine = build_engine(config, prepared, precision)
         if scale:
             engine.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
@@ -157,11 +136,8 @@ def test_a_scaler_that_finds_its_scale_skips_no_step(corpus_dir, prepared, monke
         assert (int(engine.skipped_steps), int(engine.nonfinite_in_row)) == (counted, counted)
     hook.remove()
     engine.scaler.update(1024.0)
-    monkeypatch.setattr(
-        engine_module,
-        "projected_loss",
-        lambda output, *_: (output.sum() * float("nan"), output.sum()),
-    )
+    nan = float("nan")
+    monkeypatch.setattr(engine_module, "projected_loss", lambda x, *_: (x.sum() * nan, x.sum()))
     engine.train_step(2, [batch])
     assert int(engine.nonfinite_in_row) == 2
 
@@ -171,8 +147,7 @@ def test_a_scaler_that_finds_its_scale_skips_no_step(corpus_dir, prepared, monke
 def test_threads_change_no_bit(corpus_dir, prepared, precision, muon):
     """With a micro-batch for each, whichever ends first, dropout included."""
     changes = {"model__dropout": 0.3, "model__attention_dropout": 0.1, "optim__muon": muon}
-    config = tiny_config(corpus_dir, **changes)
-    engines = []
+    config, engines = tiny_config(corpus_dir, **changes), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         engines.append(engine := build_engine(config, prepared, precision))
@@ -207,10 +182,7 @@ def test_the_masks_of_a_micro_batch_depend_on_its_number_alone():
 
 
 def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch):
-    """It is that of plain PyTorch over all tokens of all micro-batches, which are counted.
-
-    Clipped, it is Adam's first moment times a constant.
-    """
+    """It is that of plain PyTorch; clipped, it is Adam's first moment times a constant."""
     changes = {"label_smoothing": 0.3, "lr_scale": 2.5, "warmup_steps": 50, "max_grad_norm": 0.25}
     changes = {f"optim__{key}": value for key, value in changes.items()}
     config = tiny_config(corpus_dir, model__dropout=0.0, **changes)
@@ -219,15 +191,9 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch
     monkeypatch.setattr(kernels, "has_fast_mkl", lambda: False)  # oneDNN, on Intel's CPUs too
     engine.train_step(1, batches)
     monkeypatch.setattr(kernels, "has_onednn_linear", lambda: False)
-    loss, nll = (
-        sum(
-            label_smoothed_loss(
-                other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID
-            )[0]
-            for batch in batches
-        )
-        for smoothing in (0.3, 0.0)
-    )
+    outputs = [(other.model(batch.src, batch.tgt_in), batch.tgt_out) for batch in batches]
+    loss = sum(label_smoothed_loss(*each, 0.3, PAD_ID)[0] for each in outputs)
+    nll = sum(label_smoothed_loss(*each, 0.0, PAD_ID)[0] for each in outputs)
     tokens, src_tokens = (sum(getattr(b, f"{s}_tokens") for b in batches) for s in ("tgt", "src"))
     (loss / tokens).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in other.model.parameters()])
@@ -244,12 +210,12 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch
     assert (window.tokens, window.flops) == (tokens, src_tokens * per_src + tokens * per_tgt)
 
 
-@pytest.mark.parametrize("muon", [True, False])
-def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path, muon):
+@pytest.mark.parametrize(("precision", "muon"), [("fp16", True), ("fp16", False), ("bf16", False)])
+def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path, precision, muon):
     """Weights, moments, moving average, loss scale and counters; wrong ones are named."""
-    changes = {"train__ema_decay": 0.9, "train__precision": "fp16", "optim__eps": 0.01}
+    changes = {"train__ema_decay": 0.9, "train__precision": precision, "optim__eps": 0.01}
     config = tiny_config(corpus_dir, **changes, optim__muon=muon)
-    engine = build_engine(config, prepared, "fp16")
+    engine = build_engine(config, prepared, precision)
     assert engine.optimizer.defaults["eps"] == 0.01
     average = ExponentialMovingAverage(engine.model, 0.9)
     for step in (1, 2, 3):
@@ -262,9 +228,9 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path, m
     window = LogWindow(loss=3.5, nll=2.5, tokens=7, flops=11.0)
     engine.start_window(window)
     save(tmp_path / "saved", engine, prepared)
-    restored = build_engine(config, prepared, "fp16")
+    restored = build_engine(config, prepared, precision)
     restore_engine(restored, load_checkpoint(tmp_path / "saved"))
-    assert restored.scaler.get_scale() == 1024.0
+    assert restored.scaler.get_scale() == (1024.0 if precision == "fp16" else 1.0)
     assert (int(restored.skipped_steps), int(restored.nonfinite_in_row)) == (5, 2)
     assert restored.read_window() == window
     for each in (engine, restored):
@@ -301,14 +267,11 @@ def test_training_flops_are_those_pytorch_counts(corpus_dir, prepared, monkeypat
     config = tiny_config(corpus_dir, model__encoder_layers=encoder, model__decoder_layers=decoder)
     src, tgt = prepared.pairs.lengths
     alike = ((src == src[0]) & (tgt == tgt[0])).nonzero()[0]
-    batch = prepared.pairs.batch(alike)
-    engine = build_engine(config, prepared)
+    batch, engine = prepared.pairs.batch(alike), build_engine(config, prepared)
     with FlopCounterMode(display=False) as counter:
         engine.train_step(1, [batch])
     by_operation = counter.get_flop_counts()["Global"]
-    products = sum(
-        count for name, count in by_operation.items() if str(name) in ("aten.mm", "aten.addmm")
-    )
+    products = sum(n for name, n in by_operation.items() if str(name) in ("aten.mm", "aten.addmm"))
     assert engine.read_window().flops == products
 
 
@@ -320,14 +283,10 @@ class Three(Processes):
 
 
 def test_the_peak_is_the_best_of_a_few_products(monkeypatch):
-    """Of 8 x 8 matrices, in the precision of training; the fastest of five takes two seconds.
-
-    Of several processes it is the sum, as is the work of a step. Sabotage: that of one process.
-    """
+    """In training's precision; of several processes the sum. Sabotage: that of one process."""
     times, types = iter((0, 4, 10, 13, 20, 22, 30, 33, 40, 46)), set()
     monkeypatch.setitem(flops._SIZES, "cpu", 8)
     monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     monkeypatch.setattr(flops, "linear", lambda x, weight: types.update((x.dtype, weight.dtype)))
     peak = measure_peak_flops(torch.device("cpu"), "bf16", Three(world_size=3))
-    assert peak == 7 * 8 * 8 * (8 + 8) / 2
-    assert types == {torch.bfloat16}
+    assert peak == 7 * 8 * 8 * (8 + 8) / 2 and types == {torch.bfloat16}

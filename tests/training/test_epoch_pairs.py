@@ -39,25 +39,20 @@ def test_an_epoch_is_planned_by_its_own_segmentations(corpus_dir, tmp_path):
     assert len(lengths) == 3
 
 
-@pytest.mark.parametrize(
-    ("recipe", "other"),
-    [
-        ({}, {"vocab__sampling": 0.0}),
-        ({"train__bidirectional_epochs": 2}, {}),
-        ({"train__join_pairs": True, "train__bidirectional_epochs": 2}, {}),
-    ],
-)
-def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path, recipe, other):
+BOTH = {"train__bidirectional_epochs": 2}
+
+
+@pytest.mark.parametrize("recipe", [{}, BOTH, {"train__join_pairs": True, **BOTH}])
+def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path, recipe):
     """Stopped in the middle of epochs and at their ends; a second run of one seed is equal too."""
     train(sampled_config(corpus_dir, **recipe), tmp_path / "whole")
     for steps in (3, 9, 14):
         train(sampled_config(corpus_dir, train__max_steps=steps, **recipe), tmp_path / "parts")
+    other = {} if recipe else {"vocab__sampling": 0.0}
     train(sampled_config(corpus_dir, **other), tmp_path / "other")
-    whole, parts, others = (
-        list_checkpoints(tmp_path / name)[0] for name in ("whole", "parts", "other")
-    )
-    assert load_checkpoint(whole).progress.epoch > 1
-    assert equal(weights(whole), weights(parts))
+    names = "whole", "parts", "other"
+    whole, parts, others = (list_checkpoints(tmp_path / name)[0] for name in names)
+    assert load_checkpoint(whole).progress.epoch > 1 and equal(weights(whole), weights(parts))
     assert not equal(weights(whole), weights(others))
 
 
@@ -95,10 +90,7 @@ def test_a_run_that_ends_among_reversed_pairs_is_told(corpus_dir, tmp_path, capl
 
 @pytest.mark.parametrize("reversing", [0, 9])
 def test_half_of_the_pairs_are_joined(corpus_dir, tmp_path, reversing):
-    """In twos of one direction, others in the next epoch; no token is lost and none added.
-
-    Sabotage: join a pair with a reversed one; do not look at the length.
-    """
+    """Others in the next epoch. Sabotage: join a pair with a reversed one; ignore the length."""
     recipe = {"vocab__sampling": 0.0, "train__bidirectional_epochs": reversing}
     config = tiny_config(corpus_dir, **recipe, data__max_length=40, train__join_pairs=True)
     trainer, joined = build_trainer(config, tmp_path / "run"), []
@@ -111,18 +103,14 @@ def test_half_of_the_pairs_are_joined(corpus_dir, tmp_path, reversing):
     backward = {(tgt, src) for src, tgt in forward} if reversing else set()
     for epoch in (0, 1):
         trainer.progress = replace(trainer.progress, epoch=epoch)
-        steps = trainer.start_epoch()
-        pairs = trainer.pairs
+        steps, pairs = trainer.start_epoch(), trainer.pairs
         assert len(pairs.src.ids) + len(pairs.tgt.ids) == len(plain.src.ids) + len(plain.tgt.ids)
         assert sorted(np.concatenate(steps)) == list(range(len(pairs)))
         joined.append(set(texts(pairs)) - forward - backward)
         assert 0.15 * len(plain) < len(joined[-1]) < 0.35 * len(plain)
         for src, tgt in joined[-1]:
             cuts = product(range(1, len(src)), range(1, len(tgt)))
-            assert any(
-                {(src[:a], tgt[:b]), (src[a:], tgt[b:])} <= group
-                for a, b in cuts
-                for group in (forward, backward)
-            )
+            halves = [{(src[:a], tgt[:b]), (src[a:], tgt[b:])} for a, b in cuts]
+            assert any(each <= group for each in halves for group in (forward, backward))
         assert max(map(max, pairs.lengths)) <= config.data.max_length + 1
     assert len(joined[0] & joined[1]) < 0.2 * len(joined[0])

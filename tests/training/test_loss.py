@@ -11,10 +11,7 @@ from transformer_mt.training.loss import label_smoothed_loss
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
 def test_the_formula_is_that_of_the_paper(smoothing):
-    """Some mass of the true token is spread over the vocabulary; padding does not count.
-
-    Sabotage: count padding; spread over the other tokens alone.
-    """
+    """Padding does not count. Sabotage: count it; spread over the other tokens alone."""
     torch.manual_seed(0)
     logits, targets = torch.randn(2, 5, 9), torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])
     log_probabilities = logits.log_softmax(-1)
@@ -32,8 +29,7 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", rows)
     torch.manual_seed(0)
     output, output_weight = torch.randn(2, 5, 4), torch.randn(9, 4)
-    targets = torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])
-    results = []
+    targets, results = torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]]), []
     for projected in (True, False):
         h, w = output.clone().requires_grad_(), output_weight.clone().requires_grad_()
         if projected:

@@ -20,13 +20,7 @@ from transformer_mt.config.keys import Config, VocabConfig, flat_values
 from transformer_mt.config.loading import load_config
 from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training import new_config
-from transformer_mt.training.new_config import (
-    Machine,
-    TextStatistics,
-    choose_keys,
-    measure_text,
-    this_machine,
-)
+from transformer_mt.training.new_config import TextStatistics, choose_keys, measure_text
 from transformer_mt.training.optimizer import noam_rate
 
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
@@ -58,11 +52,8 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
     write_text(work, pairs=[*PAIRS[:100], *empty, *PAIRS[100:295], *empty[:2]])
     code, _, err = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--quiet")
     config = load_config(Path("new.toml"))
-    splits = [
-        pairs_of(config.data, getattr(config.data, key)) for key in ("train", "valid", "test")
-    ]
-    assert [len(pairs) for pairs in splits] == [267, 14, 14]
-    assert sum(splits, []) == PAIRS[:295]
+    splits = [pairs_of(config.data, getattr(config.data, k)) for k in ("train", "valid", "test")]
+    assert [len(pairs) for pairs in splits] == [267, 14, 14] and sum(splits, []) == PAIRS[:295]
     words = read_words()
     warnings = (
         "text.de: some lines may be wrong: 3 empty",
@@ -84,16 +75,11 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
     files, sizes = {"src": "text.de", "tgt": "text.en"}, {"d_model": 256, "d_ff": 1024}
     layers = {"n_heads": 4, "encoder_layers": 3, "decoder_layers": 3}
     steps = {"batch_tokens": 2000, "bidirectional_epochs": 0, "join_pairs": False}
+    data = {"path": ".", "src_lang": "de", "tgt_lang": "en", "max_length": 256}
+    for key, part in (("train", "[:-120]"), ("valid", "[-120:-60]"), ("test", "[-60:]")):
+        data[key] = {**files, "slice": part}
     assert values == {
-        "data": {
-            "path": ".",
-            "src_lang": "de",
-            "tgt_lang": "en",
-            "train": {**files, "slice": "[:-120]"},
-            "valid": {**files, "slice": "[-120:-60]"},
-            "test": {**files, "slice": "[-60:]"},
-            "max_length": 256,
-        },
+        "data": data,
         "vocab": {"size": 260 + 4 + 4 // 2, "sampling": 0.05},
         "model": {**sizes, **layers, "dropout": 0.3, "norm": "pre"},
         "optim": {"muon": True, "warmup_steps": 500, "lr_scale": 0.7, "max_grad_norm": 1.0},
@@ -142,8 +128,7 @@ def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, fo
     assert pairs_of(config.data, config.data.valid) == PAIRS[-30:-15]
     new_config.write_config(Path(name), Path(folder, "text.de"), Path(folder, "text.en"))
     file = Path(name if name.endswith(".toml") else f"{name}.toml").absolute()
-    assert f'\npath = "{path}"\n' in file.read_text()
-    assert 'src = "text.de"' in file.read_text()
+    assert f'\npath = "{path}"\n' in file.read_text() and 'src = "text.de"' in file.read_text()
     monkeypatch.chdir("/")
     config = load_config(file)
     assert pairs_of(config.data, config.data.test) == PAIRS[-15:]
@@ -167,10 +152,7 @@ def test_languages(work, call):
 
 
 def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call, monkeypatch):
-    """What the run has fixed is kept, the rate is low; both texts are validated.
-
-    Sabotage: keep the sizes that suit the text; start from random weights.
-    """
+    """Both texts are validated. Sabotage: take sizes that suit the text, or random weights."""
     run = os.path.relpath(untrained_run)
     done = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--from", run)
     assert "too few" not in done.err and "translates" not in done.err
@@ -179,11 +161,10 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call, monkeypatch):
     assert config.model == old.model.model_copy(update={"dropout": 0.3})
     assert (config.vocab, config.optim.muon) == (old.vocab, old.optim.muon)
     assert config.train.init_from == str(untrained_run) and config.valid.patience == 10
-    peak, last = (
-        noam_rate(step, 16, each.optim.warmup_steps, each.optim.lr_scale)
-        for step, each in ((100, config), (1, old))
-    )
-    assert config.optim.warmup_steps == 100 and peak == pytest.approx(last, rel=0.05)
+    optim, before = config.optim, old.optim
+    peak = noam_rate(100, 16, optim.warmup_steps, optim.lr_scale)
+    last = noam_rate(1, 16, before.warmup_steps, before.lr_scale)
+    assert optim.warmup_steps == 100 and peak == pytest.approx(last, rel=0.05)
     sets = [f"--set={key}" for key in ("train.max_steps=2", "train.batch_tokens=200")]
     assert call("train", "new.toml", *sets, "-q").code == 0
     before, after = records(Path("checkpoints/new"), "valid")
@@ -226,8 +207,7 @@ def test_mistakes(work, monkeypatch, call, files, name, src, tgt, culprit):
     for file, content in files.items():
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).write_bytes(content)
-    before = sorted(os.listdir())
-    result = call("init", name, "--src", src, "--tgt", tgt)
+    before, result = sorted(os.listdir()), call("init", name, "--src", src, "--tgt", tgt)
     assert_one_error(result, culprit)
     assert sorted(os.listdir()) == before
     assert not Path("new.toml").exists() or Path("new.toml").read_text() == "mine"
@@ -249,9 +229,9 @@ def test_a_text_is_not_its_own_translation(work, call):
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SLOW = Machine("a slow machine", has_gpu=False, is_fast=False)
-CPU = Machine("a CPU with bf16", has_gpu=False, is_fast=True)
-GPU = Machine("a GPU", has_gpu=True, is_fast=True)
+SLOW = new_config.Machine("a slow machine", has_gpu=False, is_fast=False)
+CPU = new_config.Machine("a CPU with bf16", has_gpu=False, is_fast=True)
+GPU = new_config.Machine("a GPU", has_gpu=True, is_fast=True)
 
 
 def text_of(pairs: int) -> TextStatistics:
@@ -259,7 +239,7 @@ def text_of(pairs: int) -> TextStatistics:
     return TextStatistics(pairs, 0, 7.0, distinct_words=10**6, characters=100)
 
 
-def chosen(pairs: int, machine: Machine) -> Config:
+def chosen(pairs: int, machine: new_config.Machine) -> Config:
     keys = choose_keys(text_of(pairs), machine)
     return new_config._parse({"data.path": "x", **keys}, Path("x.toml"))
 
@@ -290,10 +270,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("pairs", "machine", "values"), [(*row[:2], row[2:]) for row in SIZES])
 def test_sizes_by_pairs(pairs, machine, values):
-    """With limits that belong to the row that they begin; pairs without text do not count.
-
-    What pays only after many steps is written only where the time is enough (benchmarks/LOG.md).
-    """
+    """Each limit begins its row; pairs without text do not count (benchmarks/LOG.md)."""
     config = chosen(pairs, machine)
     model, train, optim = config.model, config.train, config.optim
     sizes = config.vocab.size, model.d_model, model.d_ff, model.encoder_layers, model.dropout
@@ -315,16 +292,13 @@ def test_a_third_of_an_hour_has_reversed_pairs():
     assert 2_000 < steps < 3_000 and epochs[1] == 40
 
 
-@pytest.mark.parametrize(
-    ("name", "pairs", "machine"),
-    [("multi30k", 29_000, GPU), ("news-cpu", 300_000, CPU), ("wmt16-base", 4_500_000, GPU)],
-)
-def test_sizes_are_those_of_the_repository(name, pairs, machine):
+@pytest.mark.parametrize("name", ["multi30k", "news-cpu", "wmt16-base"])
+def test_sizes_are_those_of_the_repository(name):
     recipe = flat_values(load_config(CONFIGS / f"{name}.toml"))
-    keys = ("size", "sampling", "d_model", "d_ff", "n_heads", "encoder_layers", "decoder_layers")
-    keys += ("dropout", "muon", "warmup_steps", "lr_scale", "batch_tokens", "bidirectional_epochs")
-    keys += ("join_pairs",)
-    values = flat_values(chosen(pairs, machine))
+    keys = """size sampling d_model d_ff n_heads encoder_layers decoder_layers dropout muon
+        warmup_steps lr_scale batch_tokens bidirectional_epochs join_pairs""".split()
+    pairs = {"multi30k": 29_000, "news-cpu": 300_000, "wmt16-base": 4_500_000}[name]
+    values = flat_values(chosen(pairs, CPU if name == "news-cpu" else GPU))
     different = {key for key in recipe if recipe[key] != values[key]}
     assert not {key for key in different if key.partition(".")[2] in keys}
 
@@ -349,27 +323,24 @@ def test_a_vocabulary_of_that_size_can_be_learned(name):
 
 @pytest.mark.parametrize(("threads", "bf16"), [(3, True), (1, True), (3, False)])
 def test_this_machine(monkeypatch, threads, bf16):
-    """Threads are those that training has; a GPU is named.
-
-    A CPU is fast enough for what needs 6,000 steps with bf16 and several threads.
-    """
+    """Threads, GPU; a CPU is fast for 6,000 steps with bf16 and several threads."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: bf16)
     torch.set_num_threads(threads)
     described = f"{threads} CPU thread{'s' * (threads > 1)}, no GPU"
-    assert this_machine() == (described, False, bf16 and threads > 1)
+    assert new_config.this_machine() == (described, False, bf16 and threads > 1)
     with SimulatedCuda():
-        assert this_machine() == ("simulated", True, True)
+        assert new_config.this_machine() == ("simulated", True, True)
 
 
 def test_counts_of_a_text():
-    """Words and characters."""
+    """Words and characters, but no rare one, which becomes bytes."""
     pairs = [("üü üü", "c"), ("a", " "), ("", "d e f"), ("x", "y\tz")]
     words = {"words_per_line": 1.25, "distinct_words": 9}
     problems = {"src_problems": "1 empty", "tgt_problems": "1 empty, 1 with tabs"}
-    assert measure_text(pairs) == TextStatistics(
-        pairs=4, empty=2, **words, characters=9, **problems
-    )
+    assert measure_text(pairs) == TextStatistics(4, 2, **words, characters=9, **problems)
+    assert measure_text([("a" * 9_000 + "b" * 1_000, "€")]).characters == 2
+    assert measure_text([("ä", "á")]) == measure_text([("a\u0308", "a\u0301")])  # as training text
 
 
 def test_sizes_by_the_characters():
@@ -377,9 +348,3 @@ def test_sizes_by_the_characters():
     for characters, words, size in ((1000, 10**6, 2000), (1001, 10**6, 3001), (100, 3001, 1860)):
         text = replace(text_of(40), characters=characters, distinct_words=words)
         assert choose_keys(text, CPU)["vocab.size"] == size
-
-
-def test_what_is_rare_is_not_counted():
-    """Characters, which become bytes."""
-    assert measure_text([("a" * 9_000 + "b" * 1_000, "€")]).characters == 2
-    assert measure_text([("ä", "á")]) == measure_text([("a\u0308", "a\u0301")])  # as training text

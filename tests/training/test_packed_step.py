@@ -4,6 +4,7 @@ import sys
 import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import fork_server
 import numpy as np
@@ -22,7 +23,6 @@ from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.packing import pack_capacity, pack_pairs
 from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.fit import StepFitter
@@ -98,12 +98,6 @@ def test_a_replay_waits_for_nothing_and_moves_no_gradient(precision):
         assert not waits
         assert [parameter.grad.data_ptr() for parameter in model.parameters()] == addresses
         assert losses.isfinite().all() and losses[0] > 0
-
-
-@pytest.fixture(autouse=True)
-def _small_peak(monkeypatch):
-    """Keeps the measurement of the peak quick: a CPU computes it."""
-    monkeypatch.setitem(flops._SIZES, "cuda", 32)
 
 
 def packed_config(corpus_dir, **changes):
@@ -206,11 +200,8 @@ def test_packs_are_as_few_as_the_limit_allows(corpus_dir, limit, workers):
 
 def test_a_failed_compilation_is_one_line(corpus_dir, tmp_path, monkeypatch, caplog):
     """Training goes on with padded batches; the next start tries again."""
-
-    def fail(*arguments):
-        raise RuntimeError("backend='inductor' raised:\nno compiler\n\nadvice")
-
-    monkeypatch.setattr(PackedStep, "_capture", fail)
+    error = RuntimeError("backend='inductor' raised:\nno compiler\n\nadvice")
+    monkeypatch.setattr(PackedStep, "_capture", Mock(side_effect=error))
     config = packed_config(corpus_dir, train__max_steps=2)
     with SimulatedCuda():
         trainer = build_trainer(config, tmp_path)
@@ -295,10 +286,7 @@ def test_one_graph_serves_all_packs(monkeypatch, backend):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_process_may_compile_any_number_of_steps(monkeypatch):
-    """And each is freed with its last use; warm-ups and the capture have one stream.
-
-    Sabotage: no reset; keep what is compiled; capture outside the block of the stream.
-    """
+    """Each is freed. Sabotage: no reset; keep what is compiled; capture outside the stream."""
     torch._dynamo.reset()
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **kw: compile_(f, backend="eager", **kw))
@@ -329,8 +317,7 @@ def test_a_process_may_compile_any_number_of_steps(monkeypatch):
 
 def test_a_cpu_trains_without_importing_a_compiler(corpus_dir, tmp_path):
     """Since that takes seconds. Sabotage: build PyTorch's own Adam; import flex_attention."""
-    config = write_config(tmp_path, corpus_dir, train__max_steps=2)
-    script = tmp_path / "script.py"
+    config, script = write_config(tmp_path, corpus_dir, train__max_steps=2), tmp_path / "script.py"
     script.write_text(
         "import sys; from transformer_mt.cli.program import main; main()\n"
         "print('torch.optim' in sys.modules, 'torch._dynamo' in sys.modules)\n"

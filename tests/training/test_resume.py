@@ -1,17 +1,29 @@
 """Runs that are stopped: what is saved, and what is made up when they are resumed."""
 
 import os
+import re
+import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from threading import Event
+from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import equal, records, weights
+from conftest import around_steps, assert_one_error, equal, records, weights, write_toml
 from sacrebleu.metrics import BLEU, CHRF
-from test_trainer import build_config, clock, log_text, logged_steps, saved_steps, scores
+from test_trainer import (
+    build_config,
+    build_values,
+    clock,
+    log_text,
+    logged_steps,
+    saved_steps,
+    scores,
+)
 
 from transformer_mt.checkpoints.evaluations import SearchSetting, read_evaluations
 from transformer_mt.checkpoints.run_directory import load_newest
@@ -21,7 +33,7 @@ from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import train
+from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.trainer import Trainer
 from transformer_mt.training.validation import Validator
 
@@ -30,15 +42,13 @@ __all__ = ["clock", "scores"]  # fixtures
 
 def signal_in_step(monkeypatch, number: int, signum: int, count: int = 1) -> None:
     """Sends this process signals during one step."""
-    real = Engine.train_step
 
-    def train_step(self, step, *arguments) -> None:
-        real(self, step, *arguments)
+    def send(engine: Engine, step: int) -> None:
         if step == number:
             for _ in range(count):
                 os.kill(os.getpid(), signum)
 
-    monkeypatch.setattr(Engine, "train_step", train_step)
+    around_steps(monkeypatch, after=send)
 
 
 INTERRUPTED = {"valid__every": 4, "optim__warmup_steps": 3}
@@ -46,10 +56,7 @@ INTERRUPTED = {"valid__every": 4, "optim__warmup_steps": 3}
 
 @pytest.fixture
 def interrupted(corpus_dir, tmp_path, monkeypatch):
-    """Gives a run that got SIGTERM during step 4, at whose end a validation was due.
-
-    It waits for the other processes once it has saved.
-    """
+    """Gives a run that got SIGTERM in step 4, at whose end a validation was due."""
     handler, saved = signal.getsignal(signal.SIGTERM), []
     with monkeypatch.context() as patch:
         patch.setattr(Processes, "finish", lambda _: saved.append(saved_steps(tmp_path / "run")))
@@ -60,37 +67,21 @@ def interrupted(corpus_dir, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_a_missed_validation_is_made_up_and_saved_at_once(
-    corpus_dir, interrupted, scores, monkeypatch
-):
-    """A signal saves before it validates, so it ends soon; others see the new best at once.
-
-    Killed after it was made up and before it was saved, the run logs it again, not twice.
-    Sabotage: validate before the interrupted run saves; save only if the step differs; keep all
-    metrics up to the step of the checkpoint.
-    """
+def test_a_missed_validation_is_made_up_at_once(corpus_dir, interrupted, scores, monkeypatch):
+    """Sabotage: validate before saving; save only if the step differs; keep all metrics."""
     assert saved_steps(interrupted) == [4] and logged_steps(interrupted, "valid") == []
     assert load_newest(interrupted).progress.valid_step == 0
     assert "interrupted and saved at step 4" in log_text(interrupted)
     scores += [1.0, 6.0, 5.0]
     config = build_config(corpus_dir, **INTERRUPTED, train__max_steps=6)
 
-    def killed(trainer, final=False):
-        raise SystemExit("killed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save", killed)
+        patch.setattr(Trainer, "_save", Mock(side_effect=SystemExit("killed")))
         with pytest.raises(SystemExit):
             train(config, interrupted)
     assert logged_steps(interrupted, "valid") == [4]
     seen = []
-    real = Engine.train_step
-
-    def look(engine, step, *arguments) -> None:
-        seen.append(load_newest(interrupted).progress)
-        real(engine, step, *arguments)
-
-    monkeypatch.setattr(Engine, "train_step", look)
+    around_steps(monkeypatch, before=lambda *_: seen.append(load_newest(interrupted).progress))
     train(config, interrupted)
     assert seen[0].step == seen[0].valid_step == seen[0].best_step == 4
     validations = [(line["step"], line["bleu"]) for line in records(interrupted, "valid")]
@@ -106,11 +97,7 @@ def test_a_missed_validation_may_end_training(corpus_dir, interrupted, scores):
 
 
 def test_a_log_line_over_two_processes(corpus_dir, tmp_path, scores, clock, monkeypatch):
-    """Its loss is of all its steps, its speed of those of the second process.
-
-    The next line is of its own steps. Sabotage: forget the sums of the first; divide the tokens of
-    both by the time of the second; leave tokens of the first out of the next line, too.
-    """
+    """Sabotage: forget the first's sums; divide all by the second's time; count tokens twice."""
     scores += [1.0] * 2
     config = build_config(corpus_dir, train__max_steps=6)
     train(config, tmp_path / "whole")
@@ -123,11 +110,8 @@ def test_a_log_line_over_two_processes(corpus_dir, tmp_path, scores, clock, monk
     steps = plan_epoch(lengths, config.train.batch_tokens, config.train.seed, 0)
     whole, lines = (records(tmp_path / name, "train")[-2:] for name in ("whole", "run"))
     for step, expected, line in zip((5, 6), whole, lines, strict=True):
-        assert (line["step"], line["loss"], line["nll"]) == (
-            step,
-            expected["loss"],
-            expected["nll"],
-        )
+        values = step, expected["loss"], expected["nll"]
+        assert (line["step"], line["loss"], line["nll"]) == values
         tokens = int(lengths[1][steps[step - 1]].sum())
         assert line["tokens_per_second"] == pytest.approx(tokens / 30, abs=0.06)
 
@@ -148,24 +132,18 @@ def test_a_signal_interrupts_a_validation(corpus_dir, tmp_path, monkeypatch):
 
 
 def test_a_run_without_steps(corpus_dir, tmp_path, scores, caplog):
-    """With max_steps = 0 the initial weights are validated and saved; the run can be resumed.
-
-    Resumed, it equals a run that was never stopped. Sabotage: require moments to resume.
-    """
+    """Its initial weights are saved and validated. Sabotage: require moments to resume."""
     scores += [1.0, 2.0, 2.0]
     progress = train(build_config(corpus_dir, train__max_steps=0), tmp_path / "run")
     assert progress.step == 0 and saved_steps(tmp_path / "run") == [0]
-    assert logged_steps(tmp_path / "run", "valid") == [0]
-    assert not records(tmp_path / "run", "train")
-    for name in ("run", "uninterrupted"):
+    assert logged_steps(tmp_path / "run", "valid") == [0] and not records(tmp_path / "run", "train")
+    for name in ("run", "whole"):
         assert train(build_config(corpus_dir, train__max_steps=2), tmp_path / name).step == 2
     assert saved_steps(tmp_path / "run") == [0, 2] and scores == []
     assert logged_steps(tmp_path / "run", "valid") == [0, 2]
     assert "has no checkpoint" not in caplog.text
-    resumed, uninterrupted = (
-        load_newest(tmp_path / name).build_model() for name in ("run", "uninterrupted")
-    )
-    assert all(map(torch.equal, resumed.parameters(), uninterrupted.parameters()))
+    resumed, whole = (load_newest(tmp_path / name).build_model() for name in ("run", "whole"))
+    assert all(map(torch.equal, resumed.parameters(), whole.parameters()))
 
 
 def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch):
@@ -186,28 +164,23 @@ def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, scores, monkeypatch):
-    """It holds the state of its step; a record of scores, and the end after an error, wait for it.
-
-    Sabotage: write the tensors in use; wait in `start`; do not wait before recording, or at the
-    end.
-    """
+    """Sabotage: write tensors in use; wait in `start`; do not wait to record, or at the end."""
     scores += [1.0, 1.0]
-    real, taken, is_later = saving.save_checkpoint, Engine.train_step, Event()
+    real, is_later = saving.save_checkpoint, Event()
 
     def save(path, tensors, state, *arguments) -> None:
         assert state.progress.step != 2 or is_later.wait(30)
         time.sleep(0.1)
         real(path, tensors, state, *arguments)
 
-    def train_step(engine, step, *arguments) -> None:
-        taken(engine, step, *arguments)
+    def act(engine: Engine, step: int) -> None:
         if step == 3:
             is_later.set()
         if step == 7:
             raise MemoryError
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
-    monkeypatch.setattr(Engine, "train_step", train_step)
+    around_steps(monkeypatch, after=act)
     valid, text = ({"src": f"{split}.de", "tgt": "test.en"} for split in ("validation", "test"))
     changes = {"data__train": text, "data__valid": valid, "data__tgt_lang": "zh"}
     build = partial(build_config, corpus_dir, vocab__size=288, **changes)
@@ -217,14 +190,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
     assert equal(*map(weights, paths)) and saved_steps(tmp_path / "4") == [2, 4]
     [record] = read_evaluations(tmp_path / "4")
     assert (record.checkpoint, record.test_set) == ("step-00000004", "validation")
-    assert record.digest == load_newest(tmp_path / "4").digest
-    assert record.search == SearchSetting()
+    assert record.digest == load_newest(tmp_path / "4").digest and record.search == SearchSetting()
     sources, references = ((corpus_dir / name).read_text().splitlines() for name in valid.values())
     assert (record.sources, record.references) == (sources, [references])
     assert record.hypotheses == [f"hypothesis of {line}" for line in sources]
-    expected = [
-        metric.corpus_score(record.hypotheses, [references]).score for metric in (BLEU(), CHRF())
-    ]
+    expected = [m.corpus_score(record.hypotheses, [references]).score for m in (BLEU(), CHRF())]
     assert [score.value for score in record.scores] == expected
     assert [score.tokenizer for score in record.scores] == ["zh", ""]
     with pytest.raises(MemoryError):
@@ -237,21 +207,15 @@ def no_space(*arguments: object) -> None:
 
 
 def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, monkeypatch, caplog):
-    """A full disk is written to once per interval, not at every step of half a minute.
-
-    At the end it is an error, after a signal too. Sabotage: note the time of a save only when it
-    succeeds; exit with the code of the signal.
-    """
+    """Once per interval. Sabotage: note only saves that succeed; exit with the signal's code."""
     scores += [1.0]
     monkeypatch.setattr(saving, "save_checkpoint", no_space)
     config = build_config(corpus_dir, train__save_every_minutes=1.0, train__max_steps=5)
     with pytest.raises(CheckpointError, match=r"^full: cannot save step 5: No space left on dev"):
         train(config, tmp_path / "run")
     warnings = [text for text in caplog.messages if text.endswith("; training continues")]
-    assert warnings == [
-        f"full: cannot save step {step}: No space left on device; training continues"
-        for step in (2, 4, 5)
-    ]
+    end = "No space left on device; training continues"
+    assert warnings == [f"full: cannot save step {step}: {end}" for step in (2, 4, 5)]
     signal_in_step(monkeypatch, 2, signal.SIGTERM)
     scores += [1.0]
     for limit, step in ((9, 2), (0, 0)):
@@ -260,10 +224,7 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, m
 
 
 def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, scores, monkeypatch, caplog):
-    """It is a warning, also at the end of training, here in another thread.
-
-    Python allows signal handlers in the main thread alone; training needs none.
-    """
+    """It warns, also at the end, here in a thread: Python allows no signal handlers there."""
     scores += [1.0]
     monkeypatch.setattr(saving, "prune", no_space)
     config = build_config(corpus_dir, train__max_steps=2)
@@ -271,3 +232,41 @@ def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, scores, m
         assert pool.submit(train, config, tmp_path / "run").result().step == 2
     assert load_newest(tmp_path / "run").progress.step == 2
     assert "full: cannot delete: No space left on device" in caplog.messages
+
+
+@pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
+def test_a_run_that_is_no_longer_there(corpus_dir, tmp_path, scores, monkeypatch, call, fate):
+    """One line at the next save; it is not made again, and another run of its name left alone."""
+    values = build_values(corpus_dir, train__save_every=4)
+    run_dir, moved, steps = tmp_path / "run", tmp_path / "moved", list[int]()
+
+    def replace_run(engine: Engine, step: int) -> None:
+        steps.append(step)
+        if step == 3:
+            run_dir.rename(moved)
+            if fate == "replaced":
+                run_dir.mkdir()
+                (run_dir / ".lock").write_text("1")
+            elif fate == "deleted":
+                shutil.rmtree(moved)
+
+    around_steps(monkeypatch, after=replace_run)
+    called = call("train", write_toml(tmp_path / "tiny.toml", values), "--run", run_dir, "-q")
+    message = f"{run_dir}: the directory or its .lock was deleted, moved or replaced"
+    assert_one_error(called, message)
+    assert [path.name for path in run_dir.glob("*")] == [".lock"] * (fate == "replaced")
+    assert run_dir.exists() == (fate == "replaced") and steps == [1, 2, 3, 4]
+
+
+def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
+    """In an edited state.json: training would never end."""
+    scores += [1.0]
+    limits = {"train__max_steps": 2, "train__save_every": 2}
+    progress = train(build_config(corpus_dir, **limits), tmp_path / "run")
+    trainer = build_trainer(build_config(corpus_dir), tmp_path / "run")
+    path, count = tmp_path / "run/step-00000002/state.json", len(trainer.start_epoch())
+    for epoch_step in (count, 1_000_000):
+        trainer.progress = replace(progress, epoch_step=epoch_step)
+        message = f"{path}: damaged (epoch_step = {epoch_step}, but the epoch has {count} steps)"
+        with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
+            trainer.start_epoch()

@@ -9,6 +9,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import HOSTILE_JSON, records, tiny_config
@@ -53,16 +54,9 @@ def assert_documented(run_dir: Path) -> None:
 
 def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, monkeypatch):
     """Steps that were taken again appear once."""
-    config = tiny_config(
-        corpus_dir,
-        train__tensorboard=True,
-        train__max_steps=11,
-        train__save_every=5,
-        train__ema_decay=0.9,
-        valid__every=7,
-        data__train="train[:600]",
-    )
-    real = Trainer._log_training
+    changes = {"train__tensorboard": True, "train__max_steps": 11, "train__ema_decay": 0.9}
+    changes |= {"train__save_every": 5, "valid__every": 7, "data__train": "train[:600]"}
+    config, real = tiny_config(corpus_dir, **changes), Trainer._log_training
 
     def kill_at_9(self, *arguments) -> None:
         real(self, *arguments)
@@ -78,28 +72,21 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
     assert_documented(tmp_path / "run")
 
 
-def test_a_validation_that_was_made_up_appears_once(tmp_path):
-    """It was due at the step of a checkpoint."""
+@pytest.mark.parametrize("step", [0, 7])
+def test_a_validation_that_is_repeated_appears_once(tmp_path, step):
+    """At a checkpoint's step, or before the first. Sabotage: keep what has this step."""
     for bleu in (1.0, 2.0):
-        with RunLog(tmp_path, Progress(step=7, valid_step=0), tensorboard=True) as log:
-            log.record("valid", Progress(step=7), 0.0, {"bleu": bleu, "nll": math.nan})
+        with RunLog(tmp_path, Progress(step=step, valid_step=0), tensorboard=True) as log:
+            log.record("valid", Progress(step=step), 0.0, {"bleu": bleu, "nll": math.nan})
     shown = EventAccumulator(str(tmp_path / "tensorboard" / "valid"))
     shown.Reload()
-    assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(7, 2.0)]
-
-
-def test_a_validation_before_the_first_step_appears_once(tmp_path):
-    """If the run was killed before it saved. Sabotage: keep what has the step of the progress."""
-    for bleu in (1.0, 2.0):
-        with RunLog(tmp_path, Progress()) as log:
-            log.record("valid", Progress(), 0.0, {"bleu": bleu})
+    assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(step, 2.0)]
     assert [line["bleu"] for line in records(tmp_path)] == [2.0]
 
 
 def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
     """Such lines are removed."""
-    good = '{"kind": "train", "step": 1, "seconds": 1}'
-    path = tmp_path / "metrics.jsonl"
+    good, path = '{"kind": "train", "step": 1, "seconds": 1}', tmp_path / "metrics.jsonl"
     path.write_text("".join(f"{line}\n" for line in (*HOSTILE_JSON, good)))
     with RunLog(tmp_path, Progress(step=2)):
         assert path.read_text() == f"{good}\n"
@@ -117,10 +104,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_a_log_that_was_moved_goes_on_in_a_new_file(tmp_path, caplog):
-    """With a warning; after a move of the whole run, another of its name is not written to.
-
-    Sabotage: write to the file that was opened; begin a new file in any directory.
-    """
+    """Unless the run was moved. Sabotage: write to the file that was opened; begin one anywhere."""
     run_dir, away, steps = tmp_path / "run", tmp_path / "away", iter(range(1, 9))
     run_dir.mkdir()
     with lock_run(run_dir) as is_own, RunLog(run_dir, Progress(), is_own=is_own) as log:
@@ -172,9 +156,7 @@ def test_a_full_disk_is_a_warning_and_at_the_end_an_error(tmp_path, caplog):
 
 
 def test_tensorboard_that_cannot_write_does_not_end_training(tmp_path, caplog, monkeypatch):
-    def fail(writer: SummaryWriter) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    fail = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(SummaryWriter, "flush", fail)
     with RunLog(tmp_path, Progress(), tensorboard=True) as log:
         for step in (1, 2):

@@ -1,65 +1,50 @@
 """Several processes train the same as one, and report errors once."""
 
+import copy
 import sys
+from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
-from conftest import write_config
-from launch import (
-    FAULTY,
-    assert_close,
-    exit_codes,
-    launch,
-    launch_faulty,
-    messages,
-    records,
-    together,
-)
+from conftest import equal, records, tiny_config, write_config
+from launch import FAULTY, assert_close, exit_codes, launch, launch_faulty, messages, together
 
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
+from transformer_mt.errors import ConfigError
 from transformer_mt.system.launcher import is_main_process
-from transformer_mt.system.processes import ALONE, join_processes
-from transformer_mt.training.run import train
+from transformer_mt.system.processes import ALONE, Processes, join_processes
+from transformer_mt.training import run as run_module
+from transformer_mt.training.run import build_trainer, train
 
 
 def write_exact_config(folder, corpus_dir, **changes):
-    """Writes the configuration of a run without dropout, whose masks depend on the processes.
-
-    With a larger epsilon, and without the biases of keys, Adam does not turn the rounding of a
-    gradient near zero into a full step.
-    """
-    settings = {
-        "model__dropout": 0.0,
-        "model__attention_bias": False,
-        "train__ema_decay": 0.9,
-        "optim__eps": 1e-5,
-    }
-    settings |= {"train__max_steps": 10, "valid__every": 5} | changes
-    return write_config(folder, corpus_dir, **settings)
+    """Writes a configuration whose run no rounding changes: no dropout, a large epsilon."""
+    exact = {"model__dropout": 0.0, "model__attention_bias": False, "optim__eps": 1e-5}
+    steps = {"train__ema_decay": 0.9, "train__max_steps": 10, "valid__every": 5}
+    return write_config(folder, corpus_dir, **{**exact, **steps, **changes})
 
 
 @pytest.fixture(scope="module")
 def alone(corpus_dir, tmp_path_factory):
     """Gives a configuration and the run of it that one process has trained."""
     folder = tmp_path_factory.mktemp("alone")
-    config = write_exact_config(folder, corpus_dir)
-    threads = torch.get_num_threads()
+    config, threads = write_exact_config(folder, corpus_dir), torch.get_num_threads()
     torch.set_num_threads(1)
     train(load_config(config), folder / "run")
     torch.set_num_threads(threads)
     return config, folder / "run"
 
 
-@pytest.mark.parametrize(
-    "world_size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))]
-)
-def test_the_number_of_processes_does_not_matter(alone, tmp_path, world_size):
-    """Weights agree up to rounding, and so do losses and validations.
+SLOW = pytest.mark.slow
 
-    Sabotage: let every process compute all micro-batches, or drop the last one; divide by the
-    tokens of a process.
-    """
+
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=SLOW) for n in (1, 5))])
+def test_the_number_of_processes_does_not_matter(alone, tmp_path, world_size):
+    """Sabotage: compute all micro-batches in each; drop the last; divide by own tokens."""
     config, run_dir = alone
     done = together(world_size, "train", config, "--run", tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -86,8 +71,7 @@ def test_an_error_that_all_have_is_printed_once(corpus_dir, tmp_path):
     done = launch(2, "train", config, "--run", tmp_path / "run")
     [message] = messages(done.stderr)
     assert message.startswith("error: ") and "no such folder" in message
-    assert done.returncode == 1 and 2 in exit_codes(done.stderr)
-    assert not (tmp_path / "run").exists()
+    assert done.returncode == 1 and 2 in exit_codes(done.stderr) and not (tmp_path / "run").exists()
 
 
 FAULTS = {
@@ -97,9 +81,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault", ["kill", *(pytest.param(f, marks=pytest.mark.slow) for f in ("nan", "disk"))]
-)
+@pytest.mark.parametrize("fault", ["kill", *(pytest.param(f, marks=SLOW) for f in ("nan", "disk"))])
 def test_an_error_of_one_process_ends_all(corpus_dir, tmp_path, fault):
     """With its message alone. Sabotage: let the others wait; let them report the loss at once."""
     rank, beginning, end = FAULTS[fault]
@@ -119,10 +101,7 @@ def test_an_error_of_one_process_ends_all(corpus_dir, tmp_path, fault):
 
 
 def test_memory_that_runs_out_in_one_process(alone, tmp_path):
-    """All repeat the step with the same smaller micro-batches, and end as one process does.
-
-    Sabotage: let the process that ran out go on alone, or the others count the step as taken.
-    """
+    """All repeat the step. Sabotage: keep the gradients; let one go on alone, or count it."""
     config, run_dir = alone
     program = (FAULTY, "memory", 1, 4)
     done = together(2, "train", config, "--quiet", "--run", tmp_path / "run", program=program)
@@ -140,8 +119,48 @@ def test_one_process_uses_no_distributed_code(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with join_processes("cpu") as joined:
-        assert joined is ALONE and joined.is_main
-        assert joined.max(1, 2.5) == [1, 2.5]
+        assert joined is ALONE and joined.is_main and joined.max(1, 2.5) == [1, 2.5]
         assert joined.gather("value") == ["value"] and joined.broadcast("value") == "value"
         joined.finish()
     assert is_main_process()
+
+
+class Two(Processes):
+    """One of two processes: what the first sends, the second receives."""
+
+    sent: ClassVar[list[object]] = []
+
+    def broadcast(self, value: object) -> object:
+        if self.is_main:
+            self.sent.append(copy.deepcopy(value))
+        return value if self.is_main else self.sent.pop(0)
+
+
+def test_other_processes_get_the_state_of_the_main_one(corpus_dir, tmp_path):
+    """Who alone reads the run. Sabotage: restore in the main process alone."""
+    config = tiny_config(corpus_dir, train__max_steps=3, train__ema_decay=0.9)
+    train(config, tmp_path / "run")
+    main = build_trainer(config, tmp_path / "run", processes=Two(0, 2))
+    other = build_trainer(config, tmp_path / "none", processes=Two(1, 2))
+    assert main.progress == other.progress and main.progress.step == 3
+    states = [trainer.engine.state_dict() for trainer in (main, other)]
+    assert all(equal(states[0][part], states[1][part]) for part in ("model", "optimizer", "ema"))
+
+
+def test_machines_must_have_the_same_text_and_configuration(corpus_dir):
+    """Or none trains; the one that differs is named. Sabotage: leave out the configuration."""
+    config, gathered = tiny_config(corpus_dir), []
+    processes = SimpleNamespace(gather=lambda values: gathered.append(values) or gathered)
+    compare = partial(run_module._require_same_everywhere, processes=processes)
+
+    compare(config, Progress())
+    compare(tiny_config(corpus_dir, data__path="other"), Progress())  # where it has the same text
+    other = tiny_config(corpus_dir, train__seed=5, valid__patience=3)
+    names = "precision, train.seed, valid.patience, validation text"
+    message = f"^process 2 differs from process 0 in {names}; all machines need"
+    with pytest.raises(ConfigError, match=message):
+        compare(other, Progress(valid_digest="other", precision="bf16"))
+    gathered[0] = {**gathered[1], "torch version": "other"}
+    gathered[1] = {**gathered[1], "key of a later version": "x"}
+    with pytest.raises(ConfigError, match="process 1 .* in key of a later version, torch version;"):
+        compare(config, Progress())

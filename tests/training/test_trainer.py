@@ -4,14 +4,12 @@ import itertools
 import math
 import re
 import shlex
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import assert_one_error, records, tiny_values, write_toml
+from conftest import around_steps, records, tiny_values
 
 from transformer_mt.checkpoints.checkpoint import save_checkpoint
 from transformer_mt.checkpoints.evaluations import read_evaluations
@@ -19,7 +17,7 @@ from transformer_mt.checkpoints.metrics import read_runs
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
-from transformer_mt.errors import CheckpointError, TrainingError
+from transformer_mt.errors import TrainingError
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
@@ -27,14 +25,12 @@ from transformer_mt.training import engine as engine_module
 from transformer_mt.training import saving
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training import validation as validation_module
-from transformer_mt.training.engine import Engine
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.optimizer import noam_rate
 from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.trainer import Trainer, is_log_step
-
-NEVER, CPU = 1000, torch.device("cpu")
 
 
 def logged_steps(run_dir: Path, kind: str) -> list[int]:
@@ -65,9 +61,7 @@ def scores(monkeypatch):
 def nlls(monkeypatch):
     """Gives a list of the losses that validations will have; once it is empty, 1 each."""
     values: list[float] = []
-    monkeypatch.setattr(
-        validation_module, "mean_nll", lambda *arguments: values.pop(0) if values else 1.0
-    )
+    monkeypatch.setattr(validation_module, "mean_nll", lambda *_: values.pop(0) if values else 1.0)
     return values
 
 
@@ -75,13 +69,7 @@ def nlls(monkeypatch):
 def clock(monkeypatch):
     """Gives a clock that each step moves by thirty seconds, and nothing else."""
     now = SimpleNamespace(seconds=1000.0)
-    real = Engine.train_step
-
-    def train_step(self, step, *arguments) -> None:
-        real(self, step, *arguments)
-        now.seconds += 30.0
-
-    monkeypatch.setattr(Engine, "train_step", train_step)
+    around_steps(monkeypatch, after=lambda *_: setattr(now, "seconds", now.seconds + 30.0))
     monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
@@ -104,15 +92,9 @@ def bad_steps(monkeypatch):
 
 def build_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, object]]:
     """Gives a run that logs, saves and validates only when a test says so."""
-    defaults = {
-        "train__max_steps": 100,
-        "train__batch_tokens": 60,
-        "train__log_every": NEVER,
-        "train__save_every": NEVER,
-        "train__keep_last": 100,
-        "valid__every": NEVER,
-    }
-    return tiny_values(corpus_dir, **{**defaults, **changes})
+    never = dict.fromkeys(("train__log_every", "train__save_every", "valid__every"), 1000)
+    sizes = {"train__max_steps": 100, "train__batch_tokens": 60, "train__keep_last": 100}
+    return tiny_values(corpus_dir, **{**never, **sizes, **changes})
 
 
 def build_config(corpus_dir: Path, **changes: object) -> Config:
@@ -121,11 +103,7 @@ def build_config(corpus_dir: Path, **changes: object) -> Config:
 
 @pytest.mark.parametrize("stops", [[], [2, 4, 8], [11]])
 def test_patience(corpus_dir, tmp_path, scores, nlls, stops):
-    """It counts validations that are no better, by perplexity if BLEU is equal. Resumed or not.
-
-    One that only the end brings, as at 11, does not count. Sabotage: count it; keep the first of
-    equal scores; take an equal perplexity for a better one.
-    """
+    """Sabotage: count the one at 11; keep the first of equal BLEU; take equal NLL for better."""
     extra = 11 in stops
     scores += [0.0, -0.5, 2.0, 2.0, 2.0, *([1.0] * extra), 2.0, 1.9]
     nlls += [3.0, 3.0, 2.5, 2.0, 2.0, *([3.5] * extra), 2.1, 1.0]
@@ -150,9 +128,7 @@ def test_patience(corpus_dir, tmp_path, scores, nlls, stops):
     assert log_text(tmp_path / "run").endswith(message + following)
 
 
-def test_validations_within_the_warm_up_do_not_count_for_patience(
-    corpus_dir, tmp_path, scores, nlls
-):
+def test_validations_within_the_warm_up_do_not_count(corpus_dir, tmp_path, scores, nlls):
     """The first one after it does. Sabotage: count all; count from 0 steps after the warm-up."""
     scores += [3.0, 2.0, 2.0, 2.0, 2.0]
     changes = {"valid__every": 2, "valid__patience": 2, "optim__warmup_steps": 6}
@@ -161,10 +137,7 @@ def test_validations_within_the_warm_up_do_not_count_for_patience(
 
 
 def test_another_metric_decides_which_is_best(corpus_dir, tmp_path, monkeypatch, nlls):
-    """By chrF2 the copies of the references win, by NLL the lowest, though BLEU says neither.
-
-    Sabotage: compare BLEU whatever valid.metric is.
-    """
+    """By chrF2 the copies win, by NLL the lowest. Sabotage: compare BLEU whatever it is."""
     given = itertools.cycle([9.0, 1.0, 5.0])
 
     def translate(self, *_) -> tuple[list[str], float]:
@@ -188,9 +161,7 @@ def test_another_metric_decides_which_is_best(corpus_dir, tmp_path, monkeypatch,
     assert load_newest(tmp_path / "nll").progress.best_nll == 1.0
 
 
-def test_if_the_best_cannot_be_saved_the_one_before_stays(
-    corpus_dir, tmp_path, scores, monkeypatch
-):
+def test_if_the_best_cannot_be_saved_that_before_stays(corpus_dir, tmp_path, scores, monkeypatch):
     """A later one need only be better than that. Sabotage: keep the step that was not saved."""
     scores += [1.0, 4.0, 3.0, 2.0]
 
@@ -291,10 +262,7 @@ def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clo
 
 
 def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
-    """Loss and NLL per token, learning rate, tokens per second and MFU, since the line before.
-
-    The validation at step 3 takes 100 seconds, which are not counted. Sabotage: count them.
-    """
+    """Since the line before. Sabotage: count the 100 seconds of the validation at step 3."""
 
     def mean_nll(*arguments: object) -> float:
         clock.seconds += 100
@@ -302,24 +270,17 @@ def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
 
     monkeypatch.setattr(validation_module, "mean_nll", mean_nll)
     scores += [1.0, 1.0]
-    monkeypatch.setattr(
-        trainer_module, "measure_peak_flops", lambda *given: {(CPU, "fp32", ALONE): 1e6}[given]
-    )
-    step_sums: list[tuple[int, float, float, float]] = []
-    real = Engine.train_step
-
-    def train_step(self, step, *arguments) -> None:
-        before = self.read_window()
-        real(self, step, *arguments)
-        after = self.read_window()
-        names = ("tokens", "loss", "nll", "flops")
-        step_sums.append(tuple(getattr(after, n) - getattr(before, n) for n in names))
-
-    monkeypatch.setattr(Engine, "train_step", train_step)
+    peaks = {(torch.device("cpu"), "fp32", ALONE): 1e6}
+    monkeypatch.setattr(trainer_module, "measure_peak_flops", lambda *given: peaks[given])
+    sums: list[LogWindow] = []
+    around_steps(monkeypatch, *2 * [lambda engine, _: sums.append(engine.read_window())])
     changes = {"train__max_steps": 5, "train__log_every": 2, "valid__every": 3}
     train(build_config(corpus_dir, **changes), tmp_path / "run")
     lines = records(tmp_path / "run", "train")
     assert [line["step"] for line in lines] == [1, 2, 4, 5]
+    names = "tokens", "loss", "nll", "flops"
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    step_sums = [[getattr(after, n) - getattr(before, n) for n in names] for before, after in pairs]
     windows = step_sums[:1], step_sums[1:2], step_sums[2:4], step_sums[4:]
     for line, steps in zip(lines, windows, strict=True):
         tokens, loss, nll, flops = map(sum, zip(*steps, strict=True))
@@ -344,14 +305,11 @@ def test_metrics_of_a_validation(corpus_dir, tmp_path, scores):
     log = log_text(tmp_path / "run")
     [shown] = re.findall(r" step 5: validation BLEU 1.00, perplexity (\d+\.\d\d) \(best\)\n", log)
     assert float(shown) == pytest.approx(valid["perplexity"], abs=0.011)
-    sources, references = (
-        (corpus_dir / name).read_text().splitlines() for name in ("validation.de", "test.en")
-    )
-    assert re.findall(r"  (?:source|reference|hypothesis) +(.*)\n", log) == [
-        text
-        for i in (0, 29, 59)
-        for text in (sources[i], references[i], f"hypothesis of {sources[i]}")
-    ]
+    names = "validation.de", "test.en"
+    sources, references = ((corpus_dir / name).read_text().splitlines() for name in names)
+    shown = re.findall(r"  (?:source|reference|hypothesis) +(.*)\n", log)
+    samples = [(sources[i], references[i], f"hypothesis of {sources[i]}") for i in (0, 29, 59)]
+    assert shown == [text for sample in samples for text in sample]
 
 
 def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, bad_steps):
@@ -367,24 +325,22 @@ def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, bad_steps):
 
 
 @pytest.mark.parametrize(
-    ("bad", "step", "advice"),
+    ("bad", "step", "more"),
     [({10, 11, 12}, 12, ""), ({1, 8, 9, 10}, 10, ", or with train.precision = fp32")],
 )
-def test_too_many_bad_steps(
-    corpus_dir, tmp_path, scores, monkeypatch, bad_steps, bad, step, advice
-):
+def test_too_many_bad_steps(corpus_dir, tmp_path, scores, monkeypatch, bad_steps, bad, step, more):
     """They are looked for every three steps, as at 12, and when logging, as at 10."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     bad_steps |= bad
     changes = {"data__train": "train[:40]", "vocab__size": 288, "train__max_bad_steps": 3}
-    changes |= {"train__precision": "bf16" if advice else "fp32"}
+    changes |= {"train__precision": "bf16" if more else "fp32"}
     config = build_config(corpus_dir, **changes)
     message = (
         f"step {step} (step {step - 7} of epoch 1): 3 steps in a row had non-finite gradients and"
         f" were skipped (lr {noam_rate(step, 16, 100):.3g}, loss scale 1);"
         " start a new run with a lower optim.lr_scale"
     )
-    with pytest.raises(TrainingError, match=f"^{re.escape(message + advice)}$"):
+    with pytest.raises(TrainingError, match=f"^{re.escape(message + more)}$"):
         train(config, tmp_path / "run")
 
 
@@ -409,46 +365,6 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
     message = r"exp_avg_sq.src_embedding of training\.safetensors is not finite"
     with pytest.raises(TrainingError, match=message):
         CheckpointSaver(tmp_path, trainer.fitter, trainer.corpus, None).start(trainer.progress)
-
-
-def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
-    """In an edited state.json: training would never end."""
-    scores += [1.0]
-    limits = {"train__max_steps": 2, "train__save_every": 2}
-    progress = train(build_config(corpus_dir, **limits), tmp_path / "run")
-    trainer = build_trainer(build_config(corpus_dir), tmp_path / "run")
-    path, count = tmp_path / "run/step-00000002/state.json", len(trainer.start_epoch())
-    for epoch_step in (count, 1_000_000):
-        trainer.progress = replace(progress, epoch_step=epoch_step)
-        message = f"{path}: damaged (epoch_step = {epoch_step}, but the epoch has {count} steps)"
-        with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
-            trainer.start_epoch()
-
-
-@pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
-def test_a_run_that_is_no_longer_there(corpus_dir, tmp_path, scores, monkeypatch, call, fate):
-    """One line at the next save; it is not made again, and another run of its name left alone."""
-    values = build_values(corpus_dir, train__save_every=4)
-    run_dir, moved, taken = tmp_path / "run", tmp_path / "moved", Engine.train_step
-    steps: list[int] = []
-
-    def train_step(self, step, *arguments) -> None:
-        taken(self, step, *arguments)
-        steps.append(step)
-        if step == 3:
-            run_dir.rename(moved)
-            if fate == "replaced":
-                run_dir.mkdir()
-                (run_dir / ".lock").write_text("1")
-            elif fate == "deleted":
-                shutil.rmtree(moved)
-
-    monkeypatch.setattr(Engine, "train_step", train_step)
-    called = call("train", write_toml(tmp_path / "tiny.toml", values), "--run", run_dir, "-q")
-    message = f"{run_dir}: the directory or its .lock was deleted, moved or replaced"
-    assert_one_error(called, message)
-    assert [path.name for path in run_dir.glob("*")] == [".lock"] * (fate == "replaced")
-    assert run_dir.exists() == (fate == "replaced") and steps == [1, 2, 3, 4]
 
 
 def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):

@@ -1,22 +1,29 @@
 """Perplexity against its definition."""
 
+import json
 import math
 import re
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import equal, records, tiny_config, weights
+from sacrebleu.metrics.bleu import BLEU
 
 import transformer_mt
+from transformer_mt.checkpoints.layout import EMA
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import ModelConfig
+from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.text.batching import EncodedPairs, flatten
-from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import Validator, mean_nll
 from transformer_mt.translation import pytorch_runtime
+from transformer_mt.translation.options import LoadOptions
+from transformer_mt.translation.translation_model import build_translation_model
 
 V = 13
 SOURCES = [[5, 6], [7], [4, 8, 9, 10, 11, 12, 4, 5, 6], [9, 9, 9], []]
@@ -27,10 +34,8 @@ TARGETS = [[4], [5, 6, 7, 8, 9, 10, 11], [12, 4], [], [6, 6]]
 def model() -> Transformer:
     """Gives a random model, in training mode, with dropout."""
     torch.manual_seed(3)
-    config = ModelConfig(
-        d_model=16, d_ff=32, n_heads=2, encoder_layers=1, decoder_layers=1, dropout=0.5
-    )
-    return Transformer(config, V, V, PAD_ID).train()
+    sizes = {"d_model": 16, "d_ff": 32, "n_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    return Transformer(ModelConfig(**sizes, dropout=0.5), V, V, PAD_ID).train()
 
 
 @torch.no_grad()
@@ -78,3 +83,46 @@ def test_vocabularies_of_two_sizes(corpus_dir, tmp_path):
     changes |= {"data__prepared_dir": str(tmp_path / "prepared")}
     config = tiny_config(tmp_path, train__max_steps=1, valid__every=1, **changes)
     assert train(config, tmp_path / "run").best_step == 1
+
+
+@pytest.mark.parametrize("start", [train, dry_run])
+def test_a_missing_tokenizer_shows_before_text_is_read(corpus_dir, tmp_path, monkeypatch, start):
+    """The corpus has no Japanese at all."""
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    with pytest.raises(ConfigError, match=r"data.tgt_lang = ja: .* 'sacrebleu\[ja\]'"):
+        start(tiny_config(corpus_dir, data__tgt_lang="ja"), tmp_path / "run")
+
+
+def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog):
+    """Validation scores both; a checkpoint holds both; commands take the average unless told."""
+    config = tiny_config(corpus_dir, train__ema_decay=0.9, train__max_steps=4, valid__every=1000)
+    train(config, tmp_path / "run")
+    checkpoint = find_checkpoint(tmp_path / "run")
+    assert not equal(weights(checkpoint.path), weights(checkpoint.path, EMA))
+    [valid] = records(tmp_path / "run", "valid")
+    pairs = load_split(config.data, config.data.valid)
+    for raw, key in ((True, "bleu"), (False, "ema_bleu")):
+        translator = build_translation_model([checkpoint], LoadOptions(raw=raw)).translator()
+        bleu = BLEU().corpus_score(translator.translate(pairs.src), [pairs.tgt])
+        assert round(bleu.score, 4) == valid[key]
+    assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
+    assert checkpoint.progress.best_nll == pytest.approx(valid["ema_nll"], abs=1e-5)
+    assert valid["ema_nll"] != valid["nll"] and "of the moving average" in caplog.text
+
+
+def test_validation_and_evaluate_choose_one_tokenizer(corpus_dir, copy_run, tmp_path, call, caplog):
+    """By the script of the references, and each says so once. Sabotage: look at the code alone."""
+    caplog.set_level("INFO")
+    (tmp_path / "src").write_text("abc de fgh ij\nklm no\n")
+    (tmp_path / "tgt").write_text("ครูซื้อหนังสือที่ตลาด abc de fgh ij\nแม่พบปลาวันนี้ klm no\n")
+    changes = {"model__d_model": 64, "model__d_ff": 128, "optim__warmup_steps": 1_000_000}
+    changes["data__valid"] = {"src": str(tmp_path / "src"), "tgt": str(tmp_path / "tgt")}
+    changes |= {"train__init_from": str(copy_run), "train__max_steps": 1}
+    config = tiny_config(corpus_dir, **changes, valid__every=1000)
+    train(config, tmp_path / "run")
+    [recorded] = records(tmp_path / "run", "valid")
+    assert caplog.text.count("BLEU is by characters") == 1
+    done = call("evaluate", tmp_path / "run", "--split", "valid", "--json")
+    assert caplog.text.count("BLEU is by characters") == 2
+    result = json.loads(done.out)
+    assert result["tokenizer"] == "char" and result["bleu"] == recorded["bleu"] > 1
