@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +34,7 @@ from sentencepiece import SentencePieceTrainer
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.cli.program import main
-from transformer_mt.config.keys import Config, DataConfig
+from transformer_mt.config.keys import Config, DataConfig, VocabConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import logger
@@ -41,10 +42,12 @@ from transformer_mt.system.files import parse_json, sha256
 from transformer_mt.system.manifest import read_manifest, write_manifest
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
+from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 # A run measures the peak of the device, which takes longer than a few steps of a tiny model.
 flops._SIZES |= {"cpu": 64, "cuda": 32}
@@ -58,6 +61,7 @@ def pytest_collection_finish() -> None:
 
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+LETTERS = f"{ALPHABET}.,;!"
 
 NASTY = [
     b"",
@@ -262,6 +266,17 @@ def untrained_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return run_dir
 
 
+@pytest.fixture(scope="session")
+def vocab() -> Vocabulary:
+    """Gives a vocabulary whose pieces are characters, spaces included."""
+    return train_vocabulary([Counter({LETTERS: 1})], VocabConfig(kind="char", size=40))
+
+
+def translate_options(**options: object) -> TranslateOptions:
+    """Gives the options of `translate`, by default greedy search."""
+    return TranslateOptions(LoadOptions(), SearchOptions(), **options)
+
+
 @pytest.fixture(autouse=True)
 def _process():
     """Removes handlers of messages; keeps the thread count, on which bit-equality depends."""
@@ -283,6 +298,12 @@ def run_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedP
 
 HOSTILE_JSON = ["null", "[]", "NaN", "[" * 500 + "]" * 500, "[" * 9999]
 """Values that nothing in our files may have."""
+
+
+def refuses(error, message: str, function, /, *arguments, **options) -> None:
+    """Checks that a call raises an error whose text a pattern matches."""
+    with pytest.raises(error, match=message or None):
+        function(*arguments, **options)
 
 
 class Called(NamedTuple):

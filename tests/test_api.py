@@ -326,6 +326,8 @@ def test_arguments(copy_run, model, monkeypatch):
         (ConfigError, "n = 3: choose 1 .* at most", lambda: model.n_best(["a"], n=3, beam_size=2)),
         (ConfigError, "n = 0: choose 1 or more", lambda: model.n_best(["a"], n=0)),
         (ConfigError, "beam size 200", lambda: model.translate(["a"], beam_size=200)),
+        (ConfigError, "top-k 0: choose 1 or more", lambda: model.sample(["a"], top_k=0)),
+        (ConfigError, "seed -1: choose 0 to 4294967295", lambda: model.sample(["a"], seed=-1)),
         (ConfigError, "single model", lambda: ensemble.attention("abc")),
         # The characters of a string would be translated one by one.
         (TypeError, r"pass a list of lines, such as \[line\]", lambda: model.translate("abc")),

@@ -177,7 +177,7 @@ try:
     export(find_checkpoint(folder / "rotary"), folder / "exported")
 except ConfigError as error:
     logging.error(error)
-train(load_config(folder / "tiny.toml", ["train.max_steps=2"]), folder / "before")
+train(load_config(folder / "tiny.toml", ["train.max_steps=3"]), folder / "before")
 """
 
 
@@ -206,7 +206,7 @@ def test_the_worked_change(corpus_dir, tmp_path):
     diffs = re.findall(r"```diff\n(.*?)```", MODEL.read_text("utf-8"), re.DOTALL)
     added = [line for diff in diffs for line in diff.splitlines() if re.match(r"\+ *\S", line)]
     assert len(diffs) == 2 and len(added) <= 27
-    write_config(tmp_path, corpus_dir, train__max_steps=1, valid__every=1)
+    write_config(tmp_path, corpus_dir, train__max_steps=2, valid__every=1)
     train(load_config(tmp_path / "tiny.toml"), tmp_path / "before")
     shutil.copytree(ROOT / "transformer_mt", tmp_path / "transformer_mt")
     apply_diff(diffs[0], tmp_path)

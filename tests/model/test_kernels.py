@@ -9,15 +9,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_mt.model import kernels
-from transformer_mt.model.kernels import (
-    Dropout,
-    Linear,
-    dropout,
-    linear,
-    packed_weights,
-    pad_rows,
-    seeded_dropout,
-)
+from transformer_mt.model.kernels import Dropout, Linear, dropout, linear, packed_weights
 from transformer_mt.model.multi_head_attention import Attention, attention, attention_weights
 
 
@@ -72,8 +64,8 @@ def test_products_in_half_precision_have_few_numbers_of_rows(dtype):
         for rows in (1, 63, 64, 65, 130):
             value_and_gradients(linear, torch.randn(rows, 6), torch.randn(4, 6), torch.randn(4))
     assert counts == {4, 6, 64, 128, 192}
-    assert pad_rows(torch.ones(65, 2), torch.float32).shape == (65, 2)
-    padded = pad_rows(torch.ones(65, 2), dtype)
+    assert kernels.pad_rows(torch.ones(65, 2), torch.float32).shape == (65, 2)
+    padded = kernels.pad_rows(torch.ones(65, 2), dtype)
     assert padded[:65].eq(1).all() and padded[65:].eq(0).all() and len(padded) == 128
 
 
@@ -134,12 +126,14 @@ def test_dropout_is_seeded_and_ends_with_training():
     assert module(x).equal(first) and not module(x).equal(first)
     drawn = []
     for _ in range(2):
-        with seeded_dropout(torch.device("cpu"), 6):  # for this thread until the end of the block
+        with kernels.seeded_dropout(
+            torch.device("cpu"), 6
+        ):  # for this thread until the end of the block
             drawn.append(module(x))
     assert drawn[0].equal(drawn[1]) and not drawn[0].equal(first)
     torch.manual_seed(5)
     assert module(x).equal(first)
-    with seeded_dropout(torch.device("meta"), 5):  # any other device
+    with kernels.seeded_dropout(torch.device("meta"), 5):  # any other device
         assert module(x).equal(first)
     assert torch.isfinite(Dropout(0.9999999)(x)).all()
     assert module.eval()(x) is x and Dropout(0.0)(x) is x
@@ -152,25 +146,20 @@ def test_attention_is_the_equation(n_queries, masking, dtype, tolerance):
     """Value and gradients are those of softmax(QK^T / sqrt(K))V, under autocast too."""
     torch.manual_seed(0)
     n_keys = n_queries if masking == "causal" else 7
-    mask = (
-        (torch.arange(n_keys) < torch.tensor([[4], [7]]))[:, None, None]
-        if masking == "mask"
-        else None
-    )
+    mask = (torch.arange(n_keys) < torch.tensor([[4], [7]]))[:, None, None]
+    mask = mask if masking == "mask" else None
     q = torch.randn(2, 4, n_queries, 8)
     k, v = torch.randn(2, 2, 4, n_keys, 8)
     inputs = [x.to(dtype) for x in (q, k, v)]
     causal = masking == "causal"
-    expected = value_and_gradients(
-        lambda q, k, v: (attention_weights(q, k, mask, causal) @ v.float()).to(dtype), *inputs
-    )
+
+    def equation(q, k, v):
+        return (attention_weights(q, k, mask, causal) @ v.float()).to(dtype)
+
+    expected = value_and_gradients(equation, *inputs)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        computed = value_and_gradients(
-            lambda q, k, v: Attention(0.0)(q, k, v, mask, causal), *inputs
-        )
-        formula = value_and_gradients(
-            lambda q, k, v: attention(q, k, v, mask, causal, 0.0), *inputs
-        )
+        computed = value_and_gradients(lambda *qkv: Attention(0.0)(*qkv, mask, causal), *inputs)
+        formula = value_and_gradients(lambda *qkv: attention(*qkv, mask, causal, 0.0), *inputs)
     assert_close(formula, expected, atol=tolerance, rtol=tolerance)
     assert [x.dtype for x in computed] == [dtype] * 4
     assert_close(computed, expected, atol=tolerance, rtol=tolerance)

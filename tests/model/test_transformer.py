@@ -191,10 +191,7 @@ def test_no_logit_sees_the_future(norm):
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
 def test_incremental_decoding_equals_decode(norm, tied):
-    """Position by position with a cache, the logits are decode's, also after rows are selected.
-
-    Three rows a source, as a beam has them, give the logits of three copies of the source.
-    """
+    """Also after rows are selected, and with three rows a source, as a beam has them."""
     model = build(norm=norm, tie_embeddings=tied)
     tgt_in, rows = padded_ids((7, 7, 7)), torch.tensor([2, 0, 0])
     state = model.begin_decoding(SRC, 7)
@@ -216,10 +213,7 @@ def test_incremental_decoding_equals_decode(norm, tied):
 @each_norm
 @torch.no_grad()
 def test_attention_weights_are_the_papers(norm):
-    """Each layer's weights are the paper's softmax; masked and future places hold exactly 0.
-
-    No hook stays behind, after an error either.
-    """
+    """Hidden places hold exactly 0; no hook stays behind, after an error either."""
     model, papers = build(norm=norm), [Paper(build(norm=norm), norm) for _ in SRC]
     weights = model.attention_weights(SRC, TGT)
     real, past = model.src_mask(SRC), torch.ones(6, 6, dtype=torch.bool).tril()

@@ -19,14 +19,11 @@ from transformer_mt.system import files, outputs
 from transformer_mt.training import engine, run_log, saving, trainer
 from transformer_mt.training.trainer import Trainer
 
-MODULES = {
-    "save": (checkpoint, run_directory, files, outputs, saving),
-    "step": (engine, trainer, run_log),
-}
+MODULES = {"save": (checkpoint, run_directory, files, outputs, saving)}
+MODULES["step"] = (engine, trainer, run_log)
 
 
 def counted(function, where: str, limit: int):
-    """Wraps a function so that its lines are counted."""
     sources, count = {module.__file__ for module in MODULES[where]}, 0
 
     def on_line(frame, event, argument):

@@ -40,10 +40,7 @@ def run_on_disk(config: Path, size: str, script: str) -> subprocess.CompletedPro
 
 
 def test_a_full_disk(config):
-    """Periodic saves warn and training continues; the last one fails with exit code 2, by name.
-
-    What was saved is good, and once there is room, the same command continues from it and ends.
-    """
+    """Only the last save fails, with exit code 2; once there is room, the same command goes on."""
     # A checkpoint has about 900 kB: two fit, and the third does not.
     script = (
         "CODE=0; TRAIN || CODE=$?; [ $CODE = 2 ]; ls -A $DISK/run; echo END >&2\n"

@@ -22,11 +22,7 @@ from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow
 
-many = settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+many = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 names = st.text(max_size=9)
 values = st.recursive(
@@ -34,6 +30,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=8,
 )
+parts = st.sampled_from(["", "files", "step", "model", "vocab"])
 KEYS = [
     (section, key)
     for section, field in Config.model_fields.items()
@@ -66,7 +63,6 @@ def test_any_value_of_any_key(changes, letter):
 @many
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_any_bytes_as_a_configuration_file(tmp_path, raw):
-    """TOML or not."""
     path = tmp_path / "any.toml"
     path.write_bytes(raw)
     try:
@@ -78,7 +74,6 @@ def test_any_bytes_as_a_configuration_file(tmp_path, raw):
 @many
 @given(st.text(max_size=40) | st.from_regex(r"[a-z.]{0,12}=[-\[\]{}0-9a-z\".,]{0,12}"))
 def test_any_override(override):
-    """`--set` takes any text."""
     with suppress(TransformerMTError):
         load_config(Path(__file__).parents[2] / "configs" / "sample.toml", [override])
 
@@ -92,11 +87,7 @@ def refused_or_read(path: Path) -> None:
 
 
 @many
-@given(
-    st.sampled_from([MANIFEST, CONFIG, STATE]),
-    values,
-    st.sampled_from(["", "files", "step", "model", "vocab"]),
-)
+@given(st.sampled_from([MANIFEST, CONFIG, STATE]), values, parts)
 def test_any_json(checkpoint, tmp_path, name, value, key):
     """Manifest, configuration and state with digests that agree, and any content."""
     copied = shutil.copytree(checkpoint, tmp_path / "copy", dirs_exist_ok=True)
@@ -122,7 +113,6 @@ def test_any_json(checkpoint, tmp_path, name, value, key):
 @many
 @given(st.binary(max_size=64), st.integers(0, 2**64 - 1), st.booleans())
 def test_any_header_of_the_weights(checkpoint, tmp_path, raw, size, keep):
-    """Safetensors with any length of header and any header."""
     tail = (checkpoint / MODEL).read_bytes()[8:] if keep else raw
     copied = shutil.copytree(checkpoint, tmp_path / "copy", dirs_exist_ok=True)
     replace_file(copied, MODEL, size.to_bytes(8, "little") + tail)

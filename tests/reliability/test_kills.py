@@ -40,7 +40,6 @@ def config(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(config) -> Path:
-    """Gives a run that nothing stopped."""
     run_dir = config.parent / "whole"
     done = fork_server.run(command("train", config, "--run", run_dir))
     assert done.returncode == 0, done.stderr
@@ -48,16 +47,11 @@ def whole(config) -> Path:
 
 
 def kill_at(where: str, line: int, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command that is killed at a line; see kill_at.py."""
     return fork_server.run([sys.executable, KILLER, where, line, *arguments])
 
 
 def kill_until_done(config: Path, run_dir: Path, where: str, line_count: int) -> tuple[int, int]:
-    """Starts, kills at one of the first lines and starts again until the run has ended.
-
-    Returns:
-        The number of kills, and of those that left a save half-done.
-    """
+    """Starts, kills and starts again until the end; counts kills, and those during a save."""
     rng, kills, inside, before, idle = random.Random(where), 0, 0, 0, 0
     while True:
         process = kill_at(where, rng.randint(1, line_count), "train", config, "--run", run_dir)
@@ -105,17 +99,13 @@ COMMANDS = {
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Reads all files that are not hidden."""
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in paths.items() if "/." not in f"/{name}"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_command_can_be_repeated(whole, tmp_path, name):
-    """Each file is as before or as at the end; new ones appear together; checkpoints load.
-
-    Sabotage: write into the final directory.
-    """
+    """Files are old or new, and appear together. Sabotage: write into the final directory."""
     folder, rng = tmp_path / "work", random.Random(name)
     arguments = COMMANDS[name].replace("DIR", str(folder)).split()
     others = shutil.ignore_patterns("save", "step", "counted-*")  # runs of the other test

@@ -54,14 +54,9 @@ def start(folder: Path, run: Path, out: Path) -> subprocess.Popen[str]:
     program.chmod(0o755)
     paths = {"TEXTS": folder, "RUN": run, "OUT": out, "PYTHONPATH": ROOT}
     path = os.pathsep.join([str(folder.parent), os.environ["PATH"]])
-    return subprocess.Popen(
-        ["bash", "-c", script],
-        env={**os.environ, "PATH": path, **{key: str(value) for key, value in paths.items()}},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    env = {**os.environ, "PATH": path, **{key: str(value) for key, value in paths.items()}}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(["bash", "-c", script], env=env, start_new_session=True, **pipes)
 
 
 def results(out: Path) -> dict[str, bytes]:
@@ -71,10 +66,7 @@ def results(out: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_nightly_job(copy_run, tmp_path):
-    """Ten bad files and three kills cost nothing but these files; the next night, all is skipped.
-
-    Sabotage: let an error of one file end the job; record files after they are written.
-    """
+    """Sabotage: let an error of one file end the job; record files after they are written."""
     texts, out, expected = tmp_path / "texts", tmp_path / "out", tmp_path / "expected"
     make_texts(texts)
     job = start(texts, copy_run, expected)

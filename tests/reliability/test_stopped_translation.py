@@ -4,30 +4,23 @@ import gzip
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
-from conftest import copy_lines
+from conftest import copy_lines, translate_options
 
 from transformer_mt import load
 from transformer_mt.system.outputs import ChunkWriter
 from transformer_mt.translation import job
-from transformer_mt.translation.options import (
-    LoadOptions,
-    OutputOptions,
-    SearchOptions,
-    TranslateOptions,
-)
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.translator import Translation, Translator
 
-CHUNK = 4
+CHUNK, KILLER = 4, Path(__file__).with_name("killed_at_any_line.py")
 
 
 def reverse(self, chunks, advance, first_line):
-    """Stands for a translation."""
     for lines in chunks:
         advance(len(lines))
         yield [[Translation(line[::-1], -len(line))] for line in lines]
@@ -84,10 +77,7 @@ def texts(untrained_run, tmp_path) -> tuple[Path, Path, bytes]:
 
 @pytest.mark.parametrize("search", [(), ("--sample",)])
 def test_stopped_and_run_again(texts, tmp_path, stopped, monkeypatch, search):
-    """Equal bytes, nothing left behind, finished chunks not translated again; draws go on.
-
-    Sabotage: do not skip the finished lines; open the partial file at its end.
-    """
+    """Sabotage: do not skip the finished lines; open the partial file at its end."""
     run_dir, source, _ = texts
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "text.gz"
@@ -108,95 +98,38 @@ def test_stopped_and_run_again(texts, tmp_path, stopped, monkeypatch, search):
     assert gzip.decompress(output.read_bytes()).count(b"\n") == 9 * CHUNK + 3
 
 
-KILLED_AT_ANY_LINE = """
-import gzip, itertools, os, signal, sys
-from pathlib import Path
-from transformer_mt.system import files, outputs
+@pytest.mark.parametrize("scenario", ["chunks", "small_files"])
+def test_killed_at_any_line_of_code(tmp_path, scenario):
+    """SIGKILL at each line that writes: what was there, then all of it; the same command goes on.
 
-os.fsync = lambda descriptor: None  # a killed process loses nothing that the system holds
-folder = Path(sys.argv[1])
-log, target = folder.parent / "log", folder / "out.gz"
-output = outputs.check_output(target)
-
-def write():
-    with outputs.open_chunk_writer(output, {"made from": "text"}) as writer:
-        began = writer.state.lines
-        for number in range(began, 2):
-            writer.write(f"line {number}\\n", 1, {})
-            with log.open("a") as file:
-                file.write(".")
-    return began
-
-def write_until(limit):
-    lines = itertools.count(1)
-    def trace(frame, event, argument):
-        if frame.f_code.co_filename not in (files.__file__, outputs.__file__):
-            return None
-        if event == "line" and next(lines) == limit:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-    sys.settrace(trace)
-    write()
-    os._exit(0)
-
-for limit in itertools.count(1):
-    log.write_text("")
-    target.write_bytes(b"before")
-    pid = os.fork()
-    if not pid:
-        write_until(limit)
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
-        break
-    written = len(log.read_text())
-    if target.read_bytes() == b"before":
-        assert write() - written in (0, 1), (limit, written)
-    assert gzip.decompress(target.read_bytes()) == b"line 0\\nline 1\\n", limit
-    output.discard()
-    assert os.listdir(folder) == ["out.gz"], (limit, os.listdir(folder))
-print(limit)
-"""
-
-
-def test_killed_at_any_line_of_code(tmp_path):
-    """SIGKILL at each line that writes: what was there, then all of it; each chunk written once.
-
-    Sabotage: write into the output itself; write the state before the chunk.
+    Sabotage: write into the output itself; write the state before the chunk; record the small files
+    after they are written.
     """
-    (tmp_path / "folder").mkdir()
-    words = [sys.executable, "-c", KILLED_AT_ANY_LINE, str(tmp_path / "folder")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    for folder in ("in", "out"):
+        (tmp_path / folder).mkdir()
+    for name in "ab":
+        (tmp_path / "in" / name).write_text("x\n")
+    done = fork_server.run([sys.executable, KILLER, scenario], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 60, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "chunks"), [(signal.SIGINT, 130, 3), (signal.SIGTERM, 143, 0)]
-)
-def test_stopped_by_a_signal(texts, tmp_path, stopped, number, code, chunks):
-    """A warning says where the work is and how to continue; without work nothing is kept.
-
-    Sabotage: delete it on errors.
-    """
+@pytest.mark.parametrize(("number", "chunks"), [(signal.SIGINT, 3), (signal.SIGTERM, 0)])
+def test_stopped_by_a_signal(texts, tmp_path, stopped, number, chunks):
+    """A warning says where the work is; without work nothing is kept. Sabotage: delete it."""
     run_dir, source, expected = texts
     command = ["translate", run_dir, "--input", source, "--output", tmp_path / "out"]
     done = stopped(*command, place=f"translated:{chunks + 1}", number=number)
-    assert done.code == code and "Traceback" not in done.err
-    kept = tmp_path / ".out.partial"
-    message = (
-        f"warning: stopped: {chunks * CHUNK} finished lines are kept in {kept};"
-        " run the same command again to continue"
-    )
+    assert done.code == 128 + number and "Traceback" not in done.err
+    message = f"warning: stopped: {chunks * CHUNK} finished lines are kept in {tmp_path}/.out.part"
+    message += "ial; run the same command again to continue"
     assert (message in done.err.splitlines()) == bool(chunks)
     assert sorted(os.listdir(tmp_path)) == [*[".out.partial", ".out.state"][:chunks], "texts"]
     assert stopped(*command).code == 0 and (tmp_path / "out").read_bytes() == expected
 
 
 def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
-    """The message says what changed, and nothing of the old chunks is left.
-
-    Sabotage: leave a digest, or options of any kind, out of the fingerprint; keep what the partial
-    file has.
-    """
+    """Sabotage: leave a digest or an option out of the fingerprint; keep what the file has."""
     run_dir, source, _ = texts
     files = ["--input", source, "--output", tmp_path / "out"]
     assert stopped("translate", run_dir, *files, place="written:2").code == 143
@@ -213,7 +146,7 @@ def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
 def test_what_its_bytes_depend_on(texts, monkeypatch):
     """The precision that a default stands for, but not the batches of another machine's memory."""
     model = load(texts[0], device="cpu")
-    options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
+    options = translate_options()
     before = job._fingerprint(model, model.translator(), options)
     assert before["precision"] == "fp32" and before["chunk_size"][:2] == [128, 4096]
     monkeypatch.setattr(model.runtime, "batch_tokens", 7)

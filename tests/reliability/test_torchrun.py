@@ -8,19 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import launch
 import pytest
-from launch import (
-    assert_close,
-    assert_equal,
-    children,
-    count_text,
-    free_port,
-    messages,
-    small_config,
-    start,
-    together,
-    wait_until,
-)
+from launch import assert_close, assert_equal, children, small_config, start, together, wait_until
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
@@ -53,13 +43,11 @@ def config(tmp_path_factory) -> Path:
 
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
-    """Waits until a run has logged a step."""
     log = run_dir / "metrics.jsonl"
-    wait_until(lambda: count_text(log, f'"step": {step},') > 0, process)
+    wait_until(lambda: launch.count_text(log, f'"step": {step},') > 0, process)
 
 
 def wait_for_end(ids: list[int], seconds: float) -> None:
-    """Waits until processes have ended, which are no children of this one."""
     deadline = time.monotonic() + seconds
     while any(is_running(pid) for pid in ids):
         assert time.monotonic() < deadline, "still running"
@@ -88,7 +76,7 @@ def test_killed_and_stopped_again_and_again_a_run_ends_as_if_never_stopped(confi
     process = start(2, *arguments, options=("--max-restarts", 20))
     for kill in range(KILLS):
         log = run_dir / "train.log"
-        wait_until(lambda log=log, kill=kill: count_text(log, " command: ") > kill, process)
+        wait_until(lambda log=log, kill=kill: launch.count_text(log, " command: ") > kill, process)
         time.sleep(3 * rng.random())
         workers = children(process)
         assert len(workers) == 2
@@ -117,10 +105,7 @@ def test_killed_and_stopped_again_and_again_a_run_ends_as_if_never_stopped(confi
 
 
 def test_resuming_with_another_number_of_processes(config, tmp_path):
-    """Works, ends up close without dropout, whose masks differ, and says that bit-equality ends.
-
-    Sabotage: do not record the number.
-    """
+    """It ends up close, and says that bit-equality ends. Sabotage: do not record the number."""
     values, run_dir = ["model.dropout=0.0", "valid.every=15"], tmp_path / "run"
     train(load_config(config, [*values, "train.max_steps=30"]), tmp_path / "whole")
     for steps, size, change in ((10, 2, ""), (20, 1, "(was 2, is 1)"), (30, 3, "(was 1, is 3)")):
@@ -133,17 +118,14 @@ def test_resuming_with_another_number_of_processes(config, tmp_path):
 
 
 def test_two_machines(config, tmp_path):
-    """Two launchers, each with one process; when one is killed, the other ends and both resume.
-
-    Sabotage: let each main process of a machine own the run.
-    """
+    """If one is killed, the other ends; both resume. Sabotage: let both main processes own it."""
     run_dir = tmp_path / "run"
     nodes = start_nodes(config, run_dir)
     wait_for_step(run_dir, 100, nodes[0])
     workers = [pid for node in nodes for pid in children(node)]
     nodes[1].kill()
     wait_for_end(workers, 10)
-    [message] = messages("".join(node.communicate(timeout=60)[1] for node in nodes))
+    [message] = launch.messages("".join(node.communicate(timeout=60)[1] for node in nodes))
     assert "has ended or is unreachable" in message and nodes[0].returncode != 0
     shutil.copytree(run_dir, tmp_path / "copy")
     nodes = start_nodes(config, run_dir, "--set", "train.max_steps=200")
@@ -157,6 +139,6 @@ def test_two_machines(config, tmp_path):
 
 def start_nodes(config: Path, run_dir: Path, *settings: str) -> list[subprocess.Popen[str]]:
     """Starts one launcher for each of two machines, both of which are this one."""
-    shared = ("--nnodes", 2, "--master-port", free_port())
+    shared = ("--nnodes", 2, "--master-port", launch.free_port())
     arguments = ("train", config, "--run", run_dir, *settings)
     return [start(1, *arguments, options=(*shared, "--node-rank", rank)) for rank in (0, 1)]

@@ -4,18 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import refuses
 
 from transformer_mt.errors import DeviceError
-from transformer_mt.system import device as device_module
-from transformer_mt.system import private_torch
-from transformer_mt.system.device import (
-    choose_device,
-    choose_precision,
-    compute_settings,
-    cpu_maker,
-    is_out_of_memory,
-    total_memory,
-)
+from transformer_mt.system import device, private_torch
+from transformer_mt.system.device import choose_device, choose_precision, compute_settings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -60,8 +53,7 @@ def test_devices(monkeypatch):
     """`auto` is CUDA where available; what is absent is an error."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == choose_device("cpu") == CPU
-    with pytest.raises(DeviceError, match="finds no CUDA device; use cpu or auto"):
-        choose_device("cuda")
+    refuses(DeviceError, "finds no CUDA device; use cpu or auto", choose_device, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -75,66 +67,52 @@ def test_devices(monkeypatch):
 )
 def test_precisions(monkeypatch, maker, instructions, bf16):
     """`auto` is bf16 where it is fast, and what a resumed run recorded."""
-    monkeypatch.setattr(device_module, "cpu_maker", lambda: maker)
-    monkeypatch.setattr(device_module, "cpu_bf16_instructions", lambda: instructions)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation: bf16 or including_emulation
-    )
+    monkeypatch.setattr(device, "cpu_maker", lambda: maker)
+    monkeypatch.setattr(device, "cpu_bf16_instructions", lambda: instructions)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **kw: bf16 or any(kw.values()))
     assert choose_precision("auto", CPU, None) == ("bf16" if bf16 else "fp32")
     assert choose_precision("auto", CUDA, None) == ("bf16" if bf16 else "fp16")
     assert choose_precision("auto", CPU, "fp32") == choose_precision("fp32", CPU, "bf16") == "fp32"
     assert choose_precision("fp16", CUDA, None) == "fp16"
-    with pytest.raises(
-        DeviceError, match="precision = fp16: this cpu device does not support it; use auto"
-    ):
-        choose_precision("fp16", CPU, None)
-    with pytest.raises(DeviceError, match="fp16: .* support it; resume it where it was trained"):
-        choose_precision("auto", CPU, "fp16")
+    message = "fp16: this cpu device does not support it; "
+    refuses(DeviceError, f"precision = {message}use auto", choose_precision, "fp16", CPU, None)
+    message = "fp16: .* support it; resume it where it was trained"
+    refuses(DeviceError, message, choose_precision, "auto", CPU, "fp16")
 
 
 def test_out_of_memory_is_recognised():
     """Python's error, CUDA's error, and the message of the CPU's allocator."""
-    assert is_out_of_memory(MemoryError())
-    assert is_out_of_memory(torch.OutOfMemoryError())
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"))
-    assert is_out_of_memory(RuntimeError("CUDA error: out of memory\nSearch for x"))
-    assert is_out_of_memory(RuntimeError("backend='inductor' raised:\nCUDA out of memory. x"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(caught.value)
-    assert is_out_of_memory(RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"))
-    assert not is_out_of_memory(RuntimeError("shape mismatch"))
-    assert not is_out_of_memory(ValueError("Cannot allocate memory"))
+    texts = ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x", "CUDA error: out of memory\n"]
+    texts += ["backend='inductor' raised:\nCUDA out of memory. x", "Cannot allocate memory (12)"]
+    errors = [MemoryError(), torch.OutOfMemoryError(), caught.value, *map(RuntimeError, texts)]
+    assert all(map(device.is_out_of_memory, errors))
+    others = [RuntimeError("shape mismatch"), ValueError("Cannot allocate memory")]
+    assert not any(map(device.is_out_of_memory, others))
 
 
-@pytest.mark.parametrize(
-    ("text", "maker"),
-    [("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "AuthenticAMD"), ("", "unknown")],
-)
-def test_the_maker_of_the_cpu(monkeypatch, text, maker):
-    """As Linux names it."""
-    monkeypatch.setattr(Path, "exists", lambda path: bool(text))
-    monkeypatch.setattr(Path, "read_text", lambda path: text)
-    assert cpu_maker.__wrapped__() == maker
+@pytest.mark.parametrize("maker", ["AuthenticAMD", "unknown"])
+def test_the_maker_of_the_cpu(monkeypatch, maker):
+    monkeypatch.setattr(Path, "exists", lambda path: maker != "unknown")
+    monkeypatch.setattr(Path, "read_text", lambda path: f"processor\t: 0\nvendor_id\t: {maker}\n")
+    assert device.cpu_maker.__wrapped__() == maker
 
 
-@pytest.mark.parametrize(
-    ("text", "is_limit"), [("1000000\n", True), ("max\n", False), ("9223372036854771712", False)]
-)
+@pytest.mark.parametrize("text", ["1000000\n", "max\n", "9223372036854771712"])
 @pytest.mark.parametrize("group", ["", "job_7", "job_7/step_0"])
-def test_a_control_group_limits_the_memory_of_a_cpu(tmp_path, monkeypatch, group, text, is_limit):
+def test_a_control_group_limits_the_memory_of_a_cpu(tmp_path, monkeypatch, group, text):
     """If it has a limit, that of a container (the root), of a job, or of a part of it."""
     (tmp_path / "own").write_text("0::/job_7/step_0\n")
     (tmp_path / group).mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(device_module, "_OWN_GROUP", tmp_path / "own")
-    monkeypatch.setattr(device_module, "_GROUPS", tmp_path)
-    whole = total_memory(CPU)
+    monkeypatch.setattr(device, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(device, "_GROUPS", tmp_path)
+    whole = device.total_memory(CPU)
     (tmp_path / group / "memory.max").write_text(text)
-    assert total_memory(CPU) == (1_000_000 if is_limit else whole)
+    assert device.total_memory(CPU) == (1_000_000 if text == "1000000\n" else whole)
 
 
 def test_what_the_machine_has(monkeypatch):
-    """Instructions by their names."""
     for has_avx512, has_amx, names in ((1, 0, ["AVX512_BF16"]), (0, 1, ["AMX"])):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has_avx512: has)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=has_amx: has)

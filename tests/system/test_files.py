@@ -10,22 +10,17 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from conftest import refuses
 
 from transformer_mt.checkpoints.checkpoint import RunState
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import files
-from transformer_mt.system.files import (
-    atomic_directory,
-    atomic_file,
-    delete_directory,
-    locked,
-    restore_replaced,
-)
+from transformer_mt.system.files import atomic_directory, atomic_file, locked
 from transformer_mt.system.manifest import read_manifest
 
 
-def test_a_full_disk_names_what_was_written(tmp_path):
-    """The system's error has no name."""
+def test_a_full_disk_names_what_was_written(tmp_path, monkeypatch):
+    """Or cannot be locked: the system's error has no name. Sabotage: open outside of `naming`."""
     for writing in (atomic_file, atomic_directory):
         with pytest.raises(OSError, match="No space left") as raised, writing(tmp_path / "new"):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -33,13 +28,14 @@ def test_a_full_disk_names_what_was_written(tmp_path):
         with pytest.raises(OSError) as raised, writing(tmp_path / "new"):
             raise OSError(errno.EACCES, "Permission denied", "other")
         assert raised.value.filename == "other"
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "wrong")))
+    with pytest.raises(OSError) as raised, locked(tmp_path / ".lock", print):
+        pass
+    assert raised.value.filename == str(tmp_path / ".lock")
 
 
 def test_no_symbolic_link_is_followed(tmp_path):
-    """As a run from elsewhere may hold one. Sabotage: open temporary files or locks as others.
-
-    Or let the folder to be written exist, in which others may have put files.
-    """
+    """As a run from elsewhere may hold one. Sabotage: open temporary files or locks as others."""
     (tmp_path / "other").write_text("text")
     for name in (".new.partial", ".lock"):
         (tmp_path / name).symlink_to("other")
@@ -52,24 +48,14 @@ def test_no_symbolic_link_is_followed(tmp_path):
         pass
 
 
-def test_a_lock_that_cannot_be_taken_is_named(tmp_path, monkeypatch):
-    """As on a file system without `flock`. Sabotage: take it outside of `naming`."""
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "wrong")))
-    with pytest.raises(OSError) as raised, locked(tmp_path / ".lock", print):
-        pass
-    assert raised.value.filename == str(tmp_path / ".lock")
-
-
 def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
     """Some network file systems refuse it; a file that is refused is an error."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "Invalid argument")))
     files.sync(tmp_path)
-    with pytest.raises(OSError, match="Invalid argument"):
-        files.sync(tmp_path / "file")
+    refuses(OSError, "Invalid argument", files.sync, tmp_path / "file")
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(OSError, match="Input/output error"):
-        files.sync(tmp_path)
+    refuses(OSError, "Input/output error", files.sync, tmp_path)
 
 
 def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
@@ -99,14 +85,13 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
         patch.setattr(files, "sync", lambda path: synced.append(path.name))
         write("old")
     assert synced == ["file", ".directory.partial", "folder"]
-    with pytest.raises(RuntimeError):
-        write("new", RuntimeError())
+    refuses(RuntimeError, "", write, "new", RuntimeError())
     assert holds("old")
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Path, "rename", killed_at_the_second)
         write("new")
     assert not path.exists()
-    restore_replaced(parent)
+    files.restore_replaced(parent)
     assert holds("old")
     replaced = parent / ".directory.replaced"
     replaced.mkdir()  # left over from a replacement that has ended
@@ -121,7 +106,7 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
         path.rmdir() if path.is_dir() else path.unlink()
     for name in ("directory", "a", "b"):
         replaced.with_name(f".{name}.replaced").mkdir()
-    restore_replaced(parent)
+    files.restore_replaced(parent)
     assert sorted(path.name for path in parent.iterdir()) == ["a", "b", "directory"]
 
 
@@ -129,24 +114,17 @@ def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):
     """Killed while it deletes, the program leaves nothing under the old name."""
     (tmp_path / "directory").mkdir()
     monkeypatch.setattr(files.shutil, "rmtree", Mock(side_effect=SystemExit("killed")))
-    with pytest.raises(SystemExit):
-        delete_directory(tmp_path / "directory")
+    refuses(SystemExit, "killed", files.delete_directory, tmp_path / "directory")
     assert [path.name for path in tmp_path.iterdir()] == [".directory.partial"]
 
 
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
     """Another process is told the holder's id, and gets the lock once that one is gone."""
     path = tmp_path / "lock"
-    code = (
-        "import sys, pathlib\n"
-        "from transformer_mt.system.files import locked\n"
-        "with locked(pathlib.Path(sys.argv[1]), print):\n"
-        "    print('held', flush=True); sys.stdin.read()\n"
-    )
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", code, path], stdin=pipe, stdout=pipe, text=True
-    ) as process:
+    code = "import sys, pathlib\nfrom transformer_mt.system.files import locked\n"
+    code += "with locked(pathlib.Path(sys.argv[1]), print): print('held', flush=True); input()"
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", code, path]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout.readline() == "held\n"
         holders = []
 
@@ -178,24 +156,16 @@ def test_what_a_lock_file_tells(tmp_path, monkeypatch):
     refuse.assert_called_once_with("unknown")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            '{"files": {}, "format": 2, "sha256": ""}',
-            "format 2, not 1; use the version of transformer-mt that wrote it",
-        ),
+def test_a_manifest_of_a_newer_version_is_refused_by_name(tmp_path):
+    for text, message in (
+        ('{"files": {}, "format": 2, "sha256": ""}', "format 2, not 1; use the version of trans"),
         ('{"files": 5, "format": 1, "new": 5}', "unknown key new; use a newer transformer-mt"),
-    ],
-)
-def test_a_manifest_of_a_newer_version_is_refused_by_name(tmp_path, text, message):
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(CheckpointError, match=f"manifest.json: {message}"):
-        read_manifest(tmp_path)
+    ):
+        (tmp_path / "manifest.json").write_text(text)
+        refuses(CheckpointError, f"manifest.json: {message}", read_manifest, tmp_path)
 
 
 def test_what_json_cannot_express_is_refused():
     """Not written as null, which would be read as something else. Sabotage: allow NaN."""
     for value in ({"a": math.nan}, RunState(counters={"window": {"loss": math.inf}})):
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            files.canonical_json(value)
+        refuses(ValueError, "not JSON compliant", files.canonical_json, value)

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import fork_server
 import pytest
-from conftest import command, write_config
+from conftest import command, refuses, write_config
 from launch import free_port
 
 from transformer_mt.errors import ConfigError, DeviceError, LostProcessError
@@ -24,7 +24,6 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
 def launched(port: int, rank: int = 0) -> dict[str, str]:
-    """Gives the environment of one of two processes."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
     return {**os.environ, "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in names.items()}}
 
@@ -40,10 +39,8 @@ def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path):
     env = {**launched(free_port()), "PYTHONPATH": path}
     launcher = '"$@" & echo $!; until [ -e imported ]; do sleep 0.1; done; kill -9 $$'
     words = ["sh", "-c", launcher, "sh", *command("train", config, "--run", tmp_path / "run")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        words, env=env, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=env, cwd=tmp_path, **pipes) as process:
         worker = int(process.stdout.readline())
         try:
             process.communicate(timeout=12)  # until the worker has closed its stderr
@@ -54,16 +51,11 @@ def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path):
 
 def test_what_variables_tell(monkeypatch):
     """A launcher sets both; one that is empty is missing."""
-    for rank, size, is_launched, is_main in (
-        ("", "2", False, True),
-        ("1", "", False, True),
-        ("0", "1", True, True),
-        ("2", "3", True, False),
-    ):
-        variables = {"RANK": rank, "WORLD_SIZE": size}
+    for rank, size, expected in ("", 2, (0, 1)), (1, "", (0, 1)), (0, 1, (1, 1)), (2, 3, (1, 0)):
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(size)}
         monkeypatch.setattr(os, "environ", {k: v for k, v in variables.items() if v})
-        assert (launcher.is_launched(), launcher.is_main_process()) == (is_launched, is_main)
-        if size == "1":
+        assert (launcher.is_launched(), launcher.is_main_process()) == expected
+        if size == 1:
             launcher.require_single_process("init")
     for name in ("RANK", "WORLD_SIZE"):
         variables = {"RANK": "0", "WORLD_SIZE": "2", name: "x"}
@@ -72,8 +64,8 @@ def test_what_variables_tell(monkeypatch):
             assert launcher.is_main_process()
             launcher.require_single_process("init")
     os.environ["MASTER_PORT"] = ""
-    with pytest.raises(ConfigError, match="variable MASTER_PORT is missing: use torchrun"):
-        launcher.read_number("MASTER_PORT")
+    message = "variable MASTER_PORT is missing: use torchrun"
+    refuses(ConfigError, message, launcher.read_number, "MASTER_PORT")
 
 
 def test_the_cpus_of_a_process(monkeypatch):
@@ -108,23 +100,20 @@ def test_an_error_waits_for_that_of_the_main_process(monkeypatch, capsys, rank, 
     monkeypatch.setattr(launcher, "exit_process", end)
     sleep = Mock(side_effect=lambda seconds: handlers.append(signal.getsignal(signal.SIGINT)))
     monkeypatch.setattr(launcher, "time", SimpleNamespace(sleep=sleep))
-    with pytest.raises(SystemExit):
-        launcher.exit_with_error("error: wrong")
+    refuses(SystemExit, "", launcher.exit_with_error, "error: wrong")
     end.assert_called_once_with(2)
     assert capsys.readouterr().err == f"{prefix}error: wrong\n"
     assert handlers == [signal.SIG_DFL] * bool(prefix)
 
 
 def test_errors_that_tell_of_a_lost_process(monkeypatch):
-    """Any other is raised."""
     joined = processes.Processes(0, 2, Mock())
     lost = ("Connection reset", "Timed out waiting", "Application timeout", "Broken pipe")
     for text in (*lost, "shapes differ"):
         error = Mock(side_effect=RuntimeError(text))
         monkeypatch.setattr("torch.distributed.all_gather_object", error)
         monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.0)
-        with pytest.raises(LostProcessError if text in lost else RuntimeError):
-            joined.gather(1)
+        refuses(LostProcessError if text in lost else RuntimeError, "", joined.gather, 1)
 
 
 def test_too_few_gpus(monkeypatch):

@@ -12,15 +12,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from conftest import refuses
 
 from transformer_mt.errors import DataError, OutputError
-from transformer_mt.system.outputs import (
-    check_output,
-    open_chunk_writer,
-    open_output,
-    resolve_inputs,
-    write_lines,
-)
+from transformer_mt.system import outputs
+from transformer_mt.system.outputs import check_output, open_chunk_writer, open_output
 
 MADE_FROM = {"input": "text", "beam_size": 4}
 
@@ -32,16 +28,16 @@ def test_a_file_is_replaced_through_its_links_with_its_mode(tmp_path):
     target.chmod(0o640)
     link.symlink_to("second")
     (tmp_path / "second").symlink_to("folder/target")
-    write_lines(["ä", "b"], check_output(link))
+    outputs.write_lines(["ä", "b"], check_output(link))
     assert link.is_symlink() and (tmp_path / "second").is_symlink()
     assert target.read_text() == "ä\nb\n"
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
     assert os.listdir(target.parent) == ["target"]
     # A link to a file that does not exist yet: the file is made where the link points.
     (tmp_path / "new").symlink_to("folder/new")
-    write_lines(["a"], check_output(tmp_path / "new"))
+    outputs.write_lines(["a"], check_output(tmp_path / "new"))
     assert (tmp_path / "folder" / "new").read_text() == "a\n" and (tmp_path / "new").is_symlink()
-    write_lines(["a", "b"], check_output(tmp_path / "a.gz"))
+    outputs.write_lines(["a", "b"], check_output(tmp_path / "a.gz"))
     assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"a\nb\n"
 
 
@@ -62,7 +58,6 @@ def test_a_file_appears_when_it_is_whole(tmp_path, monkeypatch):
 
 
 def test_a_named_pipe_and_a_device_stay(tmp_path):
-    """Also behind a link."""
     pipe, device, link = tmp_path / "pipe.gz", tmp_path / "null", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
@@ -70,13 +65,13 @@ def test_a_named_pipe_and_a_device_stay(tmp_path):
     for path in (pipe, link):
         reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
         reader.start()
-        write_lines(["a"], check_output(path))
+        outputs.write_lines(["a"], check_output(path))
         reader.join(10)
     assert [gzip.decompress(received[0]), received[1]] == [b"a\n", b"a\n"]
     assert pipe.is_fifo() and link.is_symlink()
     try:
         os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        write_lines(["a"], check_output(device))
+        outputs.write_lines(["a"], check_output(device))
     except PermissionError:
         pytest.skip("only root may make devices, and not on every file system")
     assert device.is_char_device() and sorted(os.listdir(tmp_path)) == ["link", "null", "pipe.gz"]
@@ -92,8 +87,8 @@ def test_descriptors_of_the_process(tmp_path):
     subprocess.run(["bash", "-c", f"{script}; wait"], cwd=tmp_path, check=True, timeout=120)
     assert (tmp_path / "file").read_text() == "old\nnew\nnew\nnew\n"
     assert sorted(os.listdir(tmp_path)) == ["copy", "file"]
-    with pytest.raises(OutputError, match="/dev/fd/99: Bad file descriptor"):
-        check_output(Path("/dev/fd/99"))
+    message = "/dev/fd/99: Bad file descriptor"
+    refuses(OutputError, message, check_output, Path("/dev/fd/99"))
 
 
 def test_outputs_that_are_refused(tmp_path, monkeypatch):
@@ -110,13 +105,12 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
         "./in": "in: is also an input",
         "link": "link: is also an input",
     }
+    inputs = outputs.resolve_inputs([None, Path("in")])
     for name, message in refused.items():
-        with pytest.raises(OutputError, match=f"^{message}"):
-            check_output(Path(name), resolve_inputs([None, Path("in")]))
+        refuses(OutputError, f"^{message}", check_output, Path(name), inputs)
     for denied in (tmp_path / "in", tmp_path):
         monkeypatch.setattr("os.access", lambda path, mode, denied=denied: Path(path) != denied)
-        with pytest.raises(OutputError, match="in: it or its folder is not writable"):
-            check_output(Path("in"))
+        refuses(OutputError, "in: it or its folder is not writable", check_output, Path("in"))
 
 
 def write_two(output, fingerprint=MADE_FROM, error=None) -> int:
@@ -133,22 +127,15 @@ def write_two(output, fingerprint=MADE_FROM, error=None) -> int:
 def test_chunks_are_kept_and_counted(tmp_path, caplog):
     """A warning says how many lines are kept; the state says what they were made from."""
     output = check_output(tmp_path / "out.gz")
-    with pytest.raises(DataError, match="^broken$"):
-        write_two(output, error=DataError("broken"))
+    refuses(DataError, "^broken$", write_two, output, error=DataError("broken"))
     kept = f"stopped: 3 finished lines are kept in {output.partial}; run the same command again"
     assert caplog.messages[-1].startswith(kept)
     data = b"".join(gzip.compress(part, mtime=0) for part in (b"a\n", b"b\nc\n"))
     assert output.partial.read_bytes() == data and not output.target.exists()
-    assert json.loads(output.state.read_bytes()) == {
-        "fingerprint": MADE_FROM,
-        "chunks": 2,
-        "bytes": len(data),
-        "lines": 3,
-        "counts": {"cut": 2, "split": 1},
-    }
-    assert (
-        write_two(output) == 3 and gzip.decompress(output.target.read_bytes()) == b"a\nb\nc\n" * 2
-    )
+    counts = {"chunks": 2, "bytes": len(data), "lines": 3, "counts": {"cut": 2, "split": 1}}
+    assert json.loads(output.state.read_bytes()) == {"fingerprint": MADE_FROM, **counts}
+    assert write_two(output) == 3
+    assert gzip.decompress(output.target.read_bytes()) == b"a\nb\nc\n" * 2
     assert os.listdir(tmp_path) == ["out.gz"]
 
 
@@ -169,10 +156,8 @@ def test_chunks_are_on_disk_before_the_state_counts_them(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["short", "null", "no partial"])
 def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
-    """Then everything is written anew."""
     output = check_output(tmp_path / "out")
-    with pytest.raises(DataError):
-        write_two(output, error=DataError("broken"))
+    refuses(DataError, "", write_two, output, error=DataError("broken"))
     if damage == "short":
         os.truncate(output.partial, 5)
     elif damage == "no partial":
@@ -186,12 +171,10 @@ def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
 def test_another_writer_of_the_file_ends_the_state(tmp_path):
     """Its bytes would be taken for chunks; without a fingerprint nothing is kept."""
     output = check_output(tmp_path / "out")
-    with pytest.raises(DataError, match="^broken$"):
-        write_two(output, None, DataError("broken"))
+    refuses(DataError, "^broken$", write_two, output, None, DataError("broken"))
     assert not os.listdir(tmp_path)
     for other in (lambda: open_output(output), lambda: open_chunk_writer(output, {"other": 1})):
-        with pytest.raises(DataError):
-            write_two(output, error=DataError("broken"))
+        refuses(DataError, "", write_two, output, error=DataError("broken"))
         with other():
             assert not output.state.exists()
 

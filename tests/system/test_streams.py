@@ -19,20 +19,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import safetensors.numpy
+from conftest import refuses
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from transformer_mt.errors import DataError
 from transformer_mt.system import streams
-from transformer_mt.system.streams import (
-    LineReader,
-    compress,
-    count_lines,
-    open_input,
-    read_blocks,
-    reading,
-    require_input,
-)
+from transformer_mt.system.streams import LineReader, compress, count_lines, read_blocks
 from transformer_mt.text.corpus import read_lines
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -71,12 +64,9 @@ def test_every_line_once_and_in_order(lines, ended, size, pieces):
     assert all(0 < len(chunk) <= size for chunk in chunks)
 
 
-def test_a_line_longer_than_any_chunk():
-    assert read(b"x" * 10_000_000 + b"\nend", 4) == [[b"x" * 10_000_000 + b"\n"], [b"end"]]
-
-
 def test_long_lines_make_short_chunks(monkeypatch):
     """The same ones however the bytes arrive."""
+    assert read(b"x" * 10_000_000 + b"\nend", 4) == [[b"x" * 10_000_000 + b"\n"], [b"end"]]
     monkeypatch.setattr(streams, "CHUNK_BYTES", 6)
     for block_bytes in (1, 5, 100):
         monkeypatch.setattr(streams, "BLOCK_BYTES", block_bytes)
@@ -96,26 +86,22 @@ def test_long_lines_make_short_chunks(monkeypatch):
 def test_other_encodings_are_refused(encoding, start, suffix):
     """By their first bytes, compressed or not; elsewhere a mark is text."""
     message = f"^in.de: is {encoding}; convert it with iconv -f {encoding} -t UTF-8$"
-    with pytest.raises(DataError, match=message):
-        list(LineReader(io.BytesIO(compress(start, suffix)), "in.de").chunks(9, 9))
+    chunks = LineReader(io.BytesIO(compress(start, suffix)), "in.de").chunks(9, 9)
+    refuses(DataError, message, list, chunks)
     if start.startswith(UTF_16) and encoding == "UTF-16":
         assert read(b"a\n" + start[:2], 9) == [[b"a\n", start[:2]]]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_member_counts(suffix):
-    """Cut or damaged anywhere, or followed by anything else, a file is refused, as its tool does.
-
-    Sabotage: read `.xz` by `lzma.open`.
-    """
+    """Cut, damaged or followed by more, it is refused. Sabotage: read `.xz` by `lzma.open`."""
     first, second = compress(TEXT, suffix), compress(b"end\n" * 99, suffix)
     assert b"".join(read_blocks(io.BytesIO(first + second), "in")) == TEXT + b"end\n" * 99
     damaged = bytearray(first + second)
     damaged[len(first) + len(second) // 2] ^= 1
     others = first[:-1], first + second[:-1], first + second[:4], first + b"more text\n" * 9
     for data in (damaged, *others):
-        with pytest.raises(DataError, match="^in: cannot be read: "):
-            list(read_blocks(io.BytesIO(data), "in"))
+        refuses(DataError, "^in: cannot be read: ", list, read_blocks(io.BytesIO(data), "in"))
     if suffix != ".zst":
         padded = first + b"\0" * 8 + second + b"\0" * 20_000
         assert b"".join(read_blocks(io.BytesIO(padded), "in")) == TEXT + b"end\n" * 99
@@ -130,10 +116,7 @@ class ByteByByte(io.BytesIO):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_what_is_compressed_is_told_by_its_content(tmp_path, suffix):
-    """Under any name, in a pipe, and if it comes byte by byte; but a name must not lie.
-
-    Sabotage: look at what comes first, however short it is.
-    """
+    """In a pipe, too; but a name must not lie. Sabotage: look at what comes first, if short."""
     data = compress(TEXT, suffix)
     assert b"".join(sum(read(data, 99_999, 50), [])) == TEXT
     assert b"".join(read_blocks(ByteByByte(data), "in")) == TEXT
@@ -143,8 +126,8 @@ def test_what_is_compressed_is_told_by_its_content(tmp_path, suffix):
         assert list(read_lines(tmp_path / name)) == TEXT.decode().split()
     assert not list(read_blocks(io.BytesIO(b""), f"in{suffix}"))  # an empty file has no lines
     for text in (b"plain\n", data[:1]):
-        with pytest.raises(DataError, match=f"^in{suffix}: is not compressed, although "):
-            list(read_blocks(io.BytesIO(text), f"in{suffix}"))
+        message, blocks = f"^in{suffix}: is not compressed, although ", io.BytesIO(text)
+        refuses(DataError, message, list, read_blocks(blocks, f"in{suffix}"))
 
 
 def zipped() -> bytes:
@@ -186,22 +169,23 @@ def test_what_is_not_text_is_refused_by_name(kind):
     """In a compressed file, too. Sabotage: look only at the outer bytes."""
     message = f"^in: holds {kind.split(' of ')[0].split(',')[0]} data, not text; convert it first, "
     for suffix in ("", *SUFFIXES):
-        with pytest.raises(DataError, match=message):
-            list(read_blocks(io.BytesIO(compress(NOT_TEXT[kind], suffix)), "in"))
+        data = io.BytesIO(compress(NOT_TEXT[kind], suffix))
+        refuses(DataError, message, list, read_blocks(data, "in"))
 
 
-def test_lines_that_begin_as_binary_data_do():
-    """Are text: whatever lines hold, they are passed on as soon as they are complete."""
+def test_a_writer_that_waits_gets_its_lines():
+    """Whatever they begin with, as soon as they are complete, but not its half line."""
     starts = "\x1f PK BZh9 %PDF P (  \x7f\0 { II ARROW1 GIF89a"
     for first in (*starts.split(" "), "GIF89a is old"):
         reading, writing = os.pipe()
         with open(reading, "rb") as stream:
             chunks = LineReader(stream).chunks(1000, 1000)
             os.write(writing, first.encode()[:1])
-            os.write(writing, first.encode()[1:] + b"\n")
-            assert next(chunks) == [first.encode() + b"\n"]
+            os.write(writing, first.encode()[1:] + b"\ntwo\nhal")
+            assert next(chunks) == [first.encode() + b"\n", b"two\n"]
+            os.write(writing, b"f\n")
             os.close(writing)
-            assert list(chunks) == []
+            assert list(chunks) == [[b"half\n"]]
 
 
 @pytest.mark.parametrize("suffix", ["", *SUFFIXES])
@@ -217,33 +201,21 @@ def test_a_line_without_end_does_not_fill_the_memory(monkeypatch, suffix):
     assert peak < 8 * 10**7
 
 
-def test_a_writer_that_waits_gets_its_lines():
-    """Without closing the pipe, and without its half line."""
-    reading, writing = os.pipe()
-    with open(reading, "rb") as stream:
-        chunks = LineReader(stream).chunks(1000, 1000)
-        os.write(writing, b"one\ntwo\nhal")
-        assert next(chunks) == [b"one\n", b"two\n"]
-        os.write(writing, b"f\n")
-        os.close(writing)
-        assert list(chunks) == [[b"half\n"]]
-
-
 def test_inputs_that_cannot_be_read(tmp_path, monkeypatch):
     """The file is named, with the system's reason or that of the compression."""
     path = tmp_path / "in.gz"
     path.write_bytes(gzip.compress(b"text")[:10] + b"\xff" * 9)
-    with open_input(path) as file, pytest.raises(DataError, match=r"in.gz: cannot be read: Error"):
-        list(LineReader(file, str(path)).chunks(9, 9))
+    with streams.open_input(path) as file:
+        chunks = LineReader(file, str(path)).chunks(9, 9)
+        refuses(DataError, "in.gz: cannot be read: Error", list, chunks)
     assert count_lines(path) is None
-    message = "^in: cannot be read: Input/output error$"
-    with pytest.raises(DataError, match=message), reading("in"):
-        raise OSError(errno.EIO, "Input/output error", "in")
-    with pytest.raises(DataError, match="^in: cannot be read: not enough memory$"), reading("in"):
-        raise MemoryError
+    reasons = {OSError(errno.EIO, "Broken", "in"): "Broken", MemoryError(): "not enough memory"}
+    for error, reason in reasons.items():
+        with pytest.raises(DataError, match=f"^in: cannot be read: {reason}$"):
+            with streams.reading("in"):
+                raise error
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
-    with pytest.raises(DataError, match=f"^{path}: not readable$"):
-        require_input(path)
+    refuses(DataError, f"^{path}: not readable$", streams.require_input, path)
 
 
 def test_lines_are_counted(tmp_path, monkeypatch):

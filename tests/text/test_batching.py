@@ -9,15 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer_mt.text import batching
-from transformer_mt.text.batching import (
-    EncodedPairs,
-    TokenCounts,
-    cut_micro_batches,
-    deal_micro_batches,
-    flatten,
-    padded_size,
-    plan_epoch,
-)
+from transformer_mt.text.batching import EncodedPairs, cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.training.fit import most_demanding
 
 LONGEST = 60
@@ -43,10 +35,7 @@ def as_lists(steps: list[np.ndarray]) -> list[list[int]]:
 @quick
 @given(corpora(), batch_sizes, numbers, numbers, st.integers(1, 100))
 def test_every_pair_exactly_once_in_full_steps(corpus, batch_tokens, seed, epoch, steps_per_pool):
-    """Whatever the size of the pools.
-
-    Steps reach batch_tokens, except one per pool, and would not without their last pair.
-    """
+    """Steps reach batch_tokens, except one per pool, and would not without their last pair."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "STEPS_PER_POOL", steps_per_pool)
         steps = plan_epoch(corpus, batch_tokens, seed, epoch)
@@ -134,28 +123,27 @@ def test_the_plan_is_that_of_earlier_versions():
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
 def test_micro_batches_are_distributed_once_and_evenly(sizes, world_size):
-    """However many processes; the work of two of them differs by one micro-batch at most.
-
-    Sabotage: leave out the last micro-batch; deal them in turn.
-    """
-    shares = deal_micro_batches(sizes, world_size)
+    """However many processes. Sabotage: leave out the last micro-batch; deal them in turn."""
+    deal = batching.deal_micro_batches
+    shares = deal(sizes, world_size)
     assert len(shares) == world_size
     assert sorted(number for share in shares for number in share) == list(range(len(sizes)))
     assert all(share == sorted(share) for share in shares)
     work = [sum(sizes[number] for number in share) for share in shares]
     assert max(work) - min(work) <= max(sizes)
-    assert shares == deal_micro_batches(sizes, world_size)
-    assert deal_micro_batches([100, 20, 90, 30], 2) == [[0, 1], [2, 3]]
+    assert shares == deal(sizes, world_size)
+    assert deal([100, 20, 90, 30], 2) == [[0, 1], [2, 3]]
 
 
 def test_batches_are_marked_padded_and_counted():
     """Sources have an end mark; targets are shifted by one; padding is not counted."""
-    pairs = EncodedPairs(flatten([[], [7, 8], [70_000]]), flatten([[5], [4], [5, 6, 7]]))
+    sides = [[], [7, 8], [70_000]], [[5], [4], [5, 6, 7]]
+    pairs = EncodedPairs(*map(batching.flatten, sides))
     chosen = np.array([1, 2])
     batch = pairs.batch(chosen).to(torch.device("cpu"))
     assert batch.src.tolist() == [[7, 8, 3], [70_000, 3, 0]]
     assert batch.tgt_in.tolist() == [[2, 4, 0, 0], [2, 5, 6, 7]]
     assert batch.tgt_out.tolist() == [[4, 3, 0, 0], [5, 6, 7, 3]]
     assert (batch.src_tokens, batch.tgt_tokens) == (5, 6)
-    assert pairs.count_tokens(chosen) == TokenCounts(5, 6)
+    assert pairs.count_tokens(chosen) == batching.TokenCounts(5, 6)
     assert pairs.batch(np.array([0])).src.tolist() == [[3]]

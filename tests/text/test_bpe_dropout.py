@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from conftest import copy_lines, learn_elsewhere, tiny_config
+from conftest import copy_lines, learn_elsewhere, refuses, tiny_config
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError
@@ -52,20 +53,14 @@ def digest(pairs: EncodedPairs) -> str:
     return hashlib.sha256(repr(rows(pairs)).encode()).hexdigest()
 
 
-def characters(vocab: Vocabulary, words: list[str]) -> np.ndarray:
-    ids = vocab.src.table().ids
-    return np.array([[ids[c] for c in f"▁{word}"] for word in words], np.int32)
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_the_distribution_is_sentencepiece_s(vocab, rate):
-    count = 20_000
+    count, ids = 20_000, vocab.src.table().ids
     processor = sentencepiece.SentencePieceProcessor(model_proto=vocab.src_model)
     segmenter = BPEDropout(vocab.src.table(), rate)
     for word in ("lines", "assert"):
-        drawn = segmenter.segment(
-            np.repeat(characters(vocab, [word]), count, axis=0), np.random.default_rng(1)
-        )
+        rows = np.array([[ids[c] for c in f"▁{word}"]] * count, np.int32)
+        drawn = segmenter.segment(rows, np.random.default_rng(1))
         own = Counter(tuple(row[row != NO_PIECE].tolist()) for row in drawn)
         options = {"enable_sampling": True, "alpha": rate, "nbest_size": -1}
         theirs = Counter(map(tuple, processor.encode([word] * count, **options)))
@@ -104,10 +99,8 @@ def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
 
 def hand_made_vocabulary() -> object:
     """Gives all words of up to three of the letters a, b and c as pieces."""
-    letters = ["a", "b", "c"]
-    pieces = ["▁", *letters]
-    pieces += [x + y for x in ("▁", *letters) for y in letters]
-    pieces += [x + y + z for x in ("▁", *letters) for y in letters for z in letters]
+    words = (product("▁abc", *["abc"] * n) for n in range(3))
+    pieces = ["".join(word) for each in words for word in each]
     scores = -1.0 - np.arange(4 + len(pieces)) * 7 % 59
     table = PieceTable([""] * 4 + pieces, scores)
     return SimpleNamespace(shared=True, src=SimpleNamespace(kind="bpe", table=lambda: table))
@@ -115,11 +108,10 @@ def hand_made_vocabulary() -> object:
 
 def hand_made_pairs(count: int) -> EncodedPairs:
     """Gives lines of words of the letters a, b and c, whose sides are equal."""
-    rng = np.random.default_rng(0)
-    rows = [
-        [i for _ in range(rng.integers(5)) for i in (4, *rng.integers(5, 8, rng.integers(1, 9)))]
-        for _ in range(count)
-    ]
+    rng, rows = np.random.default_rng(0), []
+    for _ in range(count):
+        words = [(4, *rng.integers(5, 8, rng.integers(1, 9))) for _ in range(rng.integers(5))]
+        rows.append([i for word in words for i in word])
     return EncodedPairs(flatten(rows), flatten(rows))
 
 
@@ -160,11 +152,11 @@ def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
 
 @pytest.mark.parametrize("kind", ["unigram", "word", "char"])
 def test_a_vocabulary_that_is_not_of_bpe_is_refused(kind):
-    with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 is BPE-dropout.*not {kind}"):
-        tiny_config(Path("nowhere"), vocab__sampling=0.1, vocab__kind=kind)
+    changes = {"vocab__sampling": 0.1, "vocab__kind": kind}
+    message = f"vocab.sampling = 0.1 is BPE-dropout.*not {kind}"
+    refuses(ConfigError, message, tiny_config, Path("nowhere"), **changes)
     model = learn(kind, 400 if kind == "unigram" else 40).src
-    with pytest.raises(ConfigError, match="is not of kind bpe"):
-        LineSampler(model, 0.1)
+    refuses(ConfigError, "is not of kind bpe", LineSampler, model, 0.1)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
@@ -173,8 +165,8 @@ def test_the_first_epochs_have_every_second_pair_reversed_in_turn(rate):
     pairs = encode_pairs(TEXT[:count], TEXT[count : 2 * count], vocab)
     for epoch, first in ((0, 1), (1, 0), (2, count)):  # the first reversed pair
         usual = rows(sample(pairs, vocab, rate, epoch=epoch))
-        expected = [
-            row[::-1] if i >= first and (i - first) % 2 == 0 else row for i, row in enumerate(usual)
-        ]
+        expected = usual[:first]
+        for i, row in enumerate(usual[first:]):
+            expected.append(row if i % 2 else row[::-1])
         changed = sample(pairs, vocab, rate, epoch=epoch, train__bidirectional_epochs=2)
         assert rows(changed) == expected

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from checkpoints.small_checkpoint import save_model, small_config
-from conftest import tiny_config
+from conftest import refuses, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,11 +92,8 @@ def test_a_line_is_split_at_the_ends_of_sentences_that_are_seen():
     model = SentencePieceModel(learn().src_model, "nfc")
     data, single = DataConfig(path="none"), SourceStatistics(20, 20, 0.0)
     split = LineSplitter(model, data, single).split
-    plain, hidden = (
-        split(["Männer da. Ärger fünf."]),
-        split(["Männer da.\u200b \u00adA\u0308rger fünf."]),
-    )
-    assert len(plain[0]) == 2 and plain == hidden
+    plain, hidden = split(["Männer da. Ärger fünf.", "Männer da.\u200b \u00adA\u0308rger fünf."])
+    assert len(plain) == 2 and plain == hidden
     assert split(["\u200b\ufeff"]) == [[]]
 
 
@@ -106,12 +103,9 @@ def test_training_text_is_the_same_in_every_variant(tmp_path):
     for name in ("plain", "mixed"):
         (tmp_path / name).mkdir()
         for language in ("de", "en"):
-            lines = (
-                [*rows, *rows]
-                if name == "plain"
-                else [*rows, *map(rng.choice, map(variants, rows))]
-            )
-            lines.append("" if name == "plain" else "\u200b\u00ad")
+            lines = [*rows, *rows, ""]
+            if name == "mixed":
+                lines = [*rows, *map(rng.choice, map(variants, rows)), "\u200b\u00ad"]
             text = "".join(f"{line.strip()}\n" for line in lines)
             (tmp_path / name / f"train.{language}").write_text(text)
     changes = {"vocab__kind": "char", "data__drop_duplicates": True}
@@ -141,27 +135,24 @@ def test_a_model_reads_every_variant_alike(tmp_path):
         attention = model.attention(text, text)
         assert attention.src_pieces == pieces and len(attention.tgt_pieces) == len(pieces)
         assert old.attention(text, text).src_pieces != pieces
-    with pytest.raises(CheckpointError, match="its vocabulary, or data.normalize, differs from"):
-        find_models([tmp_path / "nfc", tmp_path / "none"])
+    message, runs = "its vocabulary, or data.normalize, differs from", ("nfc", "none")
+    refuses(CheckpointError, message, find_models, [tmp_path / run for run in runs])
 
 
 def test_the_value_of_a_run_stays(corpus_dir, tmp_path):
-    """Another one is refused by name.
-
-    So is that of a model from which another begins. Sabotage: compare the default.
-    """
+    """As does that of a model from which another begins. Sabotage: compare the default."""
     steps = {"train__max_steps": 1, "vocab__kind": "char", "vocab__size": 30}
     old = tiny_config(corpus_dir, data__normalize="none", **steps)
     train(old, tmp_path / "run")
     newest = load_newest(tmp_path / "run")
     assert newest.config.data.normalize == newest.vocab.form == "none"
-    with pytest.raises(CheckpointError, match=r"data.normalize \(was none, is nfc\)"):
-        train(tiny_config(corpus_dir, **steps), tmp_path / "run")
+    new, message = tiny_config(corpus_dir, **steps), r"data.normalize \(was none, is nfc\)"
+    refuses(CheckpointError, message, train, new, tmp_path / "run")
     begun = {"train__init_from": str(tmp_path / "run")}
-    with pytest.raises(ConfigError, match="it has data.normalize = none, not nfc; use its"):
-        train(tiny_config(corpus_dir, **steps, **begun), tmp_path / "tuned")
+    tuned, message = tiny_config(corpus_dir, **steps, **begun), "data.normalize = none, not nfc"
+    refuses(ConfigError, f"{message}; use its", train, tuned, tmp_path / "tuned")
     train(tiny_config(corpus_dir, data__normalize="none", **steps, **begun), tmp_path / "tuned")
     assert load_newest(tmp_path / "tuned").vocab.form == "none"
-    train(tiny_config(corpus_dir, **steps), tmp_path / "new")
-    with pytest.raises(CheckpointError, match=r"data.normalize \(was nfc, is none\)"):
-        train(old, tmp_path / "new")
+    train(new, tmp_path / "new")
+    message = r"data.normalize \(was nfc, is none\)"
+    refuses(CheckpointError, message, train, old, tmp_path / "new")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import copy_lines, pairs_of, tiny_config
+from conftest import copy_lines, pairs_of, refuses, tiny_config
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import format_value, load_config, parse_config
@@ -42,13 +42,10 @@ def table(part: str | None = None) -> SplitFiles:
 
 def test_pairs_with_an_empty_side_are_left_out_before_a_slice(own_text):
     """Of either side, white space and invisible characters too. Sabotage: take the slice first."""
-    for name, lines in (
-        ("deutsch.txt", {2: " \t", 8: "\u00ad"}),
-        ("english.txt", {2: "", 9: "\u200b "}),
-    ):
-        texts = (own_text / name).read_text().splitlines()
-        texts = [lines.get(i, text) for i, text in enumerate(texts)]
-        (own_text / name).write_text("".join(f"{text}\n" for text in texts))
+    empty = {"deutsch.txt": {2: " \t", 8: "\u00ad"}, "english.txt": {2: "", 9: "\u200b "}}
+    for name, lines in empty.items():
+        texts = enumerate((own_text / name).read_text().splitlines())
+        (own_text / name).write_text("".join(f"{lines.get(i, text)}\n" for i, text in texts))
     left, config = [NUMBERS[i] for i in (0, 1, 3, 4, 5, 6, 7)], DataConfig(path=str(own_text))
     for text, part in ((None, slice(None)), ("[-3:]", slice(-3, None)), ("[:-5]", slice(-5))):
         split = table(text).model_copy(update={"skip_empty": True})
@@ -56,18 +53,14 @@ def test_pairs_with_an_empty_side_are_left_out_before_a_slice(own_text):
     assert len(pairs_of(config, table())) == 10
     assert str(split).endswith('slice = "[:-5]", skip_empty = true }')
     split = table().model_copy(update={"skip_empty": True, "src": "none.txt"})
-    with pytest.raises(DataError, match="none.txt: no such file"):
-        pairs_of(config, split)
-
-
-SLICES = "[:] [:3] [2:] [:-4] [-4:-2] [-2:] [-30:2] [8:999999999999999999]".split()
+    refuses(DataError, "none.txt: no such file", pairs_of, config, split)
 
 
 def test_a_split_may_be_a_table_of_two_files(own_text):
     """Its slice is one of Python's."""
     config = DataConfig(path=str(own_text))
     assert pairs_of(config, table()) == NUMBERS
-    for part in SLICES:
+    for part in "[:] [:3] [2:] [:-4] [-4:-2] [-2:] [-30:2] [8:999999999999999999]".split():
         assert pairs_of(config, table(part)) == eval(f"NUMBERS{part}")
 
 
@@ -99,32 +92,23 @@ def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path
     assert pairs_of(config, [table("[:2]"), table("[-1:]")]) == [*NUMBERS[:2], NUMBERS[-1]]
     hub = DataConfig(path="wmt/wmt16")
     assert pairs_of(hub, SplitFiles(src="~/mytext/deutsch.txt", tgt="~/packed.gz")) == NUMBERS
-    with pytest.raises(DataError, match=r"data.path = wmt/wmt16: there is no such folder"):
-        load_split(hub, table())
-    with pytest.raises(DataError, match=f"^{own_text}/none/a: no such file$"):
-        open_split(config, SplitFiles(src="none/a", tgt="english.txt"))
-    with pytest.raises(DataError, match=r"englisch.txt: no such file; .* deutsch.txt, english.txt"):
-        open_split(config, SplitFiles(src="deutsch.txt", tgt="englisch.txt"))
+    refuses(DataError, "data.path = wmt/wmt16: there is no such folder", load_split, hub, table())
+    for src, tgt, message in (
+        ("none/a", "english.txt", f"^{own_text}/none/a: no such file$"),
+        ("deutsch.txt", "englisch.txt", "englisch.txt: no such file; .* deutsch.txt, english.txt"),
+    ):
+        refuses(DataError, message, open_split, config, SplitFiles(src=src, tgt=tgt))
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ("[10:]", "the slice [10:] selects none of 10 pairs"),
-        ("[3:1]", "the slice [3:1] selects none of 10 pairs"),
-        ("[:-10]", "the slice [:-10] selects none of 10 pairs"),
-        ("[-:]", "not a split; write a name or a slice"),
-        ("[:9999999999999999999999]", "not a split; write a name or a slice"),
-        ("[1]", "not a split; write a name or a slice"),
-    ],
-)
-def test_a_slice_that_is_empty_or_malformed(own_text, part, message):
-    split, message = f"train{part}", f"train{part}: {message}"
-    if "selects" in message:
-        split, files = table(part), f"{own_text}/deutsch.txt and {own_text}/english.txt"
-        message = message.replace(f"train{part}", files)
-    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
-        load_split(DataConfig(path=str(own_text)), split)
+def test_a_slice_that_is_empty_or_malformed(own_text):
+    files = f"{own_text}/deutsch.txt and {own_text}/english.txt"
+    config = DataConfig(path=str(own_text))
+    for part in ("[10:]", "[3:1]", "[:-10]"):
+        message = re.escape(f"{files}: the slice {part} selects none of 10 pairs")
+        refuses(DataError, f"^{message}", load_split, config, table(part))
+    for part in ("[-:]", "[:9999999999999999999999]", "[1]"):
+        message = re.escape(f"train{part}: not a split; write a name or a slice")
+        refuses(DataError, f"^{message}", load_split, config, f"train{part}")
 
 
 @pytest.mark.parametrize("split", ["train", "validation[:5]"])
@@ -143,8 +127,8 @@ def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, 
         " .json, .csv, .tsv"
     )
     (own_text / "empty").mkdir()
-    with pytest.raises(DataError, match="the folder holds no files"):
-        load_split(DataConfig(path=str(own_text / "empty")), split)
+    config = DataConfig(path=str(own_text / "empty"))
+    refuses(DataError, "the folder holds no files", load_split, config, split)
 
 
 def columns(file: str, src: int | str, tgt: int | str, **others: object) -> SplitColumns:
@@ -191,15 +175,12 @@ def test_columns_that_a_file_does_not_have(tmp_path):
         ("a.jsonl", LINES, "a.d", "id", "line 1: .* in the column d is not text"),
     ):
         (tmp_path / name).write_bytes(raw)
-        with pytest.raises(DataError, match=f"{name}.* {message}"):
-            load_split(DataConfig(path=str(tmp_path)), columns(name, src, tgt))
+        config = DataConfig(path=str(tmp_path))
+        refuses(DataError, f"{name}.* {message}", load_split, config, columns(name, src, tgt))
 
 
 def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_path):
-    """A corpus is prepared again only after a change of its format; a moved folder is the same.
-
-    Sabotage: a digest of the files without the columns.
-    """
+    """A moved folder is the same. Sabotage: a digest of the files without the columns."""
     sample = CONFIGS / "sample.toml"
     listed = ['data.train=["a[:5]", "b"]', "data.max_length_ratio=3"]
     assert _fingerprint(load_config(sample), "digest", None) == "9ae620c8f0c26865"
@@ -224,10 +205,9 @@ def test_a_table_is_kept_in_the_checkpoint(own_text):
     third = columns("a.csv", 1, "b").model_dump()
     config = tiny_config(own_text, data__train=[table("[:-2]").model_dump(), named, third])
     assert parse_config(config.model_dump(mode="json"), "tests") == config
-    third = '{ file = "a.csv", src = 1, tgt = "b" }'
-    first = '{ src = "deutsch.txt", tgt = "english.txt", slice = "[:-2]" }'
-    assert (
-        format_value(config.data.train) == f'[{first}, {{ name = "train", weight = 2 }}, {third}]'
+    assert format_value(config.data.train) == (
+        '[{ src = "deutsch.txt", tgt = "english.txt", slice = "[:-2]" },'
+        ' { name = "train", weight = 2 }, { file = "a.csv", src = 1, tgt = "b" }]'
     )
 
 
@@ -244,9 +224,8 @@ def test_the_example_of_the_guide(tmp_path, monkeypatch, call):
     (tmp_path / "example.toml").write_text(toml)
     example = load_config(tmp_path / "example.toml").data
     assert len(load_split(example, example.test)) == 1000
-    sizes = ["train.max_steps=2", "train.device=cpu", "train.precision=fp32"]
-    sizes += [f"model.{key}=16" for key in ("d_model", "d_ff")]
-    settings = [argument for size in sizes for argument in ("--set", size)]
+    sizes = "train.max_steps=2 train.device=cpu train.precision=fp32 model.d_model=16 model.d_ff=16"
+    settings = [f"--set={size}" for size in sizes.split()]
     extra = {"init": [], "train": settings, "evaluate": ["--json"]}
     monkeypatch.chdir(tmp_path)
     for line in commands:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import tiny_config, write_copy_corpus
+from conftest import refuses, tiny_config, write_copy_corpus
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -39,19 +39,14 @@ def test_nothing_left_is_an_error_with_the_counts(folder):
     for language in ("de", "en"):
         path = folder / f"train.{language}"
         path.write_text(path.read_text().replace("\n", " and more\n"))
-    for changes, counts in (
-        ({"data__drop_identical": True}, "300 identical sides"),
-        ({"data__max_length": 1}, "300 over 1 pieces"),
-    ):
-        with pytest.raises(DataError, match=rf"left of 300 \({counts}\)"):
-            prepare(tiny_config(folder, data__train="train", **changes))
-    assert prepared_names(folder) == []
-
-
-def test_text_without_pairs_is_an_error_that_names_it(folder):
     (folder / "empty.jsonl").touch()
-    with pytest.raises(DataError, match="^data.train = empty.jsonl: contains no pairs$"):
-        prepare(tiny_config(folder, data__train="empty.jsonl"))
+    for key, value, message in (
+        ("data__drop_identical", True, r"left of 300 \(300 identical sides\)"),
+        ("data__max_length", 1, r"left of 300 \(300 over 1 pieces\)"),
+        ("data__train", "empty.jsonl", "^data.train = empty.jsonl: contains no pairs$"),
+    ):
+        refuses(DataError, message, prepare, tiny_config(folder, **{key: value}))
+    assert prepared_names(folder) == []
 
 
 def test_a_corpus_is_made_again_only_for_keys_that_shape_it(folder, monkeypatch):
@@ -91,35 +86,28 @@ def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
     assert mixed.digest == other.digest and mixed.path not in (first.path, other.path)
     assert prepare(tiny_config(folder), other.vocab).path == mixed.path
     two = [corpus.vocab.src_model for corpus in (first, other)]
-    names = {
-        _fingerprint(tiny_config(folder), "", Vocabulary(*sides)) for sides in product(two, two)
-    }
+    config = tiny_config(folder)
+    names = {_fingerprint(config, "", Vocabulary(*sides)) for sides in product(two, two)}
     assert len(names) == 4
     for same in (first.path / "vocab.model", tmp_path / "missing.model"):
         config = tiny_config(folder, vocab__path=str(same))
         assert prepare(config, first.vocab).digest == first.digest
     config = tiny_config(folder, vocab__path=str(other.path / "vocab.model"))
-    with pytest.raises(ConfigError, match=r"vocab.path = .*: this is not the vocabulary of the"):
-        prepare(config, first.vocab)
+    message = "vocab.path = .*: this is not the vocabulary of the"
+    refuses(ConfigError, message, prepare, config, first.vocab)
     assert prepare(config).digest == other.digest
     two = VocabConfig(kind="char", size=30, shared=False)
     train_vocabulary([Counter("ab"), Counter("cd")], two).save(tmp_path)
-    with pytest.raises(ConfigError, match=f"^vocab.path = {tmp_path}: this is two vocabularies; "):
-        prepare(tiny_config(folder, vocab__path=str(tmp_path)))
+    config, message = tiny_config(folder, vocab__path=str(tmp_path)), "this is two vocabularies; "
+    refuses(ConfigError, f"^vocab.path = {tmp_path}: {message}", prepare, config)
 
 
-@pytest.mark.parametrize(
-    ("step", "change"),
-    [
-        ("clean_split", slice(None, None, -1)),
-        ("train_vocabulary", slice(299)),
-        ("_write_ids", slice(None, None, -1)),
-    ],
-)
-def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, step, change):
+@pytest.mark.parametrize("step", ["clean_split", "train_vocabulary", "_write_ids"])
+def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, step):
     """Before or between the readings, with a vocabulary that is given too; nothing is mixed."""
     vocab = prepare(tiny_config(folder, vocab__size=289)).vocab if step == "_write_ids" else None
     names, function = prepared_names(folder), getattr(prepared_module, step)
+    change = slice(299) if step == "train_vocabulary" else slice(None, None, -1)
 
     def change_first(*arguments, **options):
         for language in ("de", "en"):
@@ -129,29 +117,27 @@ def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, step, chang
         return function(*arguments, **options)
 
     monkeypatch.setattr(prepared_module, step, change_first)
-    with pytest.raises(DataError, match=f"^data.path = {folder}: the text changed while it was"):
-        prepare(tiny_config(folder), vocab)
+    message = f"^data.path = {folder}: the text changed while it was"
+    refuses(DataError, message, prepare, tiny_config(folder), vocab)
     assert prepared_names(folder) == names
 
 
-def test_a_scratch_folder(folder, tmp_path):
-    """A dry run leaves no files in `data.prepared_dir`, and uses a corpus that is there."""
+def test_a_scratch_folder(folder, tmp_path, monkeypatch):
+    """A dry run leaves no files in `data.prepared_dir`, and uses a corpus that is there.
+
+    One that cannot be written is named, or the key and the absolute path; text has other errors.
+    """
     scratch = prepare(tiny_config(folder), scratch=tmp_path / "scratch")
     assert prepared_names(folder) == [] and scratch.path.parent == tmp_path / "scratch"
     first = prepare(tiny_config(folder))
     assert prepare(tiny_config(folder), scratch=tmp_path / "scratch").path == first.path
 
-
-def test_a_folder_that_cannot_be_written(folder, tmp_path, monkeypatch):
-    """The key and the absolute path are named, or the scratch folder; text has other errors."""
     (tmp_path / "taken").touch()
     monkeypatch.chdir(tmp_path)
-    config = tiny_config(folder, data__prepared_dir="taken/x")
-    reason = "taken/x: cannot be written: Not a directory$"
-    with pytest.raises(OutputError, match=f"^data.prepared_dir = taken/x: {tmp_path}/{reason}"):
-        prepare(config)
-    with pytest.raises(OutputError, match=f"^{tmp_path}/{reason}"):
-        prepare(config, scratch=tmp_path / "taken" / "x")
+    config, taken = tiny_config(folder, data__prepared_dir="taken/x"), tmp_path / "taken/x"
+    reason = f"{taken}: cannot be written: Not a directory$"
+    refuses(OutputError, f"^data.prepared_dir = taken/x: {reason}", prepare, config)
+    refuses(OutputError, f"^{reason}", prepare, config, scratch=taken)
 
 
 def test_two_at_once_make_one(folder, monkeypatch, caplog):
@@ -184,10 +170,8 @@ def test_a_damaged_corpus_is_named(folder, name, damage):
     else:
         (path / name).write_bytes(raw[:-8] + b"\0" * 8 * (damage == "other bytes"))
     message = rf"^{path}: damaged \(.*\); delete this folder to have it made again"
-    with pytest.raises(DataError, match=message):
-        prepare(config)
-    with pytest.raises(DataError, match=message):
-        loaded.require_unchanged()
+    refuses(DataError, message, prepare, config)
+    refuses(DataError, message, loaded.require_unchanged)
     shutil.rmtree(path)
     loaded.require_unchanged()  # what is mapped stays
     assert (prepare(config).path / name).read_bytes() == raw
@@ -200,8 +184,7 @@ def test_ids_of_another_type_are_refused(folder):
     report = (path / "report.json").read_text()
     (path / "report.json").write_text(report.replace('"uint16"', '"O"'))
     write_manifest(path, {**read_manifest(path), "report.json": sha256(path / "report.json")})
-    with pytest.raises(DataError, match="damaged .*dtype: Input should be 'uint16' or 'int32'"):
-        prepare(config)
+    refuses(DataError, "damaged .*dtype: Input should be 'uint16' or 'int32'", prepare, config)
 
 
 def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
@@ -272,20 +255,18 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
 
 def test_targets_with_a_symbol_are_refused(folder, caplog):
     """Search never writes one. In sources, and in pairs that are dropped, it may stand."""
-    symbols = {"vocab__symbols": ["<url>", "<x>"], "vocab__kind": "char"}
+    config = tiny_config(folder, vocab__symbols=["<url>", "<x>"], vocab__kind="char")
     pairs = [("<url> a", "b"), ("", "<url>"), ("c", "d"), ("e <x>", "f")]
     write_pairs(folder, pairs)
-    assert prepare(tiny_config(folder, **symbols)).report.kept == 3
-    names = prepared_names(folder)
+    assert prepare(config).report.kept == 3
+    names, message = prepared_names(folder), "^vocab.symbols: 2 training targets have a symbol, but"
     write_pairs(folder, [*pairs, ("a", "<url>"), ("a", "see b<x>, <url>.")])
-    with pytest.raises(DataError, match="^vocab.symbols: 2 training targets have a symbol, but"):
-        prepare(tiny_config(folder, **symbols))
+    refuses(DataError, message, prepare, config)
     assert prepared_names(folder) == names
     assert prepare(tiny_config(folder, vocab__kind="char")).report.kept == 5
-    vocab = train_vocabulary([Counter(["ab"])], VocabConfig(kind="char", symbols=["<url>", "<x>"]))
+    vocab = train_vocabulary([Counter(["ab"])], config.vocab)
     prepare(tiny_config(folder), vocab)
-    with pytest.raises(DataError, match="^vocab.symbols: 2 training targets have a symbol, but"):
-        prepare(tiny_config(folder, **symbols), vocab)  # not the corpus prepared without symbols
+    refuses(DataError, message, prepare, config, vocab)  # not the corpus without symbols
 
 
 def test_the_report_by_hand(folder, caplog):
@@ -318,29 +299,24 @@ def test_the_report_by_hand(folder, caplog):
 
 
 def test_the_digest_depends_on_ids_and_lines(folder):
-    write_pairs(folder, [("a", "b")])
-    vocab = prepare(tiny_config(folder, vocab__kind="char")).vocab
-    digests = set()
-    for pairs in (
-        [("a a", "b"), ("a", "b")],
-        [("a", "b"), ("a a", "b")],
-        [("b", "a a"), ("b", "a")],
-    ):
+    long, short, digests = ("a a", "b"), ("a", "b"), set()
+    vocab = train_vocabulary([Counter("ab")], VocabConfig(kind="char"))
+    for pairs in ([long, short], [short, long], [long[::-1], short[::-1]]):
         write_pairs(folder, pairs)
         digests.add(prepare(tiny_config(folder, vocab__kind="char"), vocab).digest)
     assert len(digests) == 3
 
 
 @pytest.mark.parametrize(
-    ("sizes", "dtype"),
-    [((65_536, 300), "uint16"), ((300, 65_537), "int32"), ((65_537, 300), "int32")],
+    ("src", "tgt", "dtype"),
+    [(65_536, 300, "uint16"), (300, 65_537, "int32"), (65_537, 300, "int32")],
 )
-def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, sizes, dtype):
+def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, src, tgt, dtype):
     """Two bytes hold 65,536 different ids; the larger vocabulary decides for both sides."""
     write_pairs(folder, [("ab", "cd")] * 3)
     counts = [Counter({"ab": 3}), Counter({"cd": 3})]
     vocab = train_vocabulary(counts, VocabConfig(kind="char", size=300))
-    vocab.src.size, vocab.tgt.size = sizes
+    vocab.src.size, vocab.tgt.size = src, tgt
     prepared = prepare(tiny_config(folder, vocab__kind="char"), vocab)
     assert prepared.report.dtype == dtype and isinstance(prepared.pairs.src.ids, np.memmap)
     assert prepared.pairs.src.ids.dtype == prepared.pairs.tgt.ids.dtype == np.dtype(dtype)
@@ -372,32 +348,28 @@ def test_a_weight_repeats_what_cleaning_keeps(folder):
     assert prepared.summary == "3 training pairs of 4 (dropped: 1 empty), 7 per epoch"
     assert prepared.vocab.has_same_ids(expected.vocab)
     for side in ("src", "tgt"):
-        rows, listed_rows = (
-            sorted(row.tolist() for row in getattr(corpus.pairs, side))
-            for corpus in (prepared, expected)
-        )
+        texts = [getattr(corpus.pairs, side) for corpus in (prepared, expected)]
+        rows, listed_rows = (sorted(row.tolist() for row in text) for text in texts)
         assert rows == listed_rows and len(rows) == 7
     for key in ("pieces", "pieces_per_word", "unknown", "longest", "sources"):
         assert getattr(prepared.report, key) == getattr(expected.report, key)
     assert prepared.sources.several_sentences == 2 / 7
     other = prepare(tiny_config(folder, data__train=[weighted[0], more], **strict))
     assert other.path != prepared.path and other.digest != prepared.digest
-    with pytest.raises(ConfigError, match="data.valid has a weight"):
-        tiny_config(folder, data__valid={**more, "weight": 2})
+    split = {**more, "weight": 2}
+    refuses(ConfigError, "data.valid has a weight", tiny_config, folder, data__valid=split)
     for wrong in (0, 1001, 1.5):
-        with pytest.raises(ConfigError, match=r"data.train\[0\].weight = .* should be"):
-            tiny_config(folder, data__train=[{**more, "weight": wrong}])
+        splits, message = [{**more, "weight": wrong}], r"data.train\[0\].weight = .* should be"
+        refuses(ConfigError, message, tiny_config, folder, data__train=splits)
 
 
 def test_lines_without_words_whose_translation_differs_are_counted(folder):
     """White space is no difference. So a model knows whether to copy such lines."""
     for language, text in (("de", "1,5\n2  3\n4\nab\n"), ("en", "1.5\n2 3\n4\ncd\n")):
         (folder / f"numbers.{language}").write_text(text)
-    kinds = {"vocab__kind": "char", "data__drop_identical": False}
-    prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **kinds))
-    assert prepared.sources.changed_wordless == 1 / 5
-    marked = (folder / "numbers.de").read_text().replace("1,5", "<2fr> 1,5")
-    (folder / "numbers.de").write_text(marked)
-    kinds["vocab__symbols"] = ["<2fr>"]
-    prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **kinds))
-    assert prepared.sources.changed_wordless == 1 / 5
+    for symbols in ([], ["<2fr>"]):
+        marked = (folder / "numbers.de").read_text().replace("1,5", " ".join([*symbols, "1,5"]))
+        (folder / "numbers.de").write_text(marked)
+        values = {"vocab__kind": "char", "vocab__symbols": symbols}
+        prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **values))
+        assert prepared.sources.changed_wordless == 1 / 5

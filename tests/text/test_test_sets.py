@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import copy_lines, tiny_config
+from conftest import copy_lines, refuses, tiny_config
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
@@ -29,18 +29,16 @@ def test_files_by_name(tmp_path):
     assert load_test_set(ANY, refs=refs[:1]) == one
     assert test_set.name.startswith("b, c (")
     (tmp_path / "long").write_text("1\n2\n3\n")
-    with pytest.raises(
-        DataError, match=r"a has 2 lines and .*long has 3: they must be line-aligned"
-    ):
-        load_test_set(ANY, src=tmp_path / "a", refs=[refs[1], tmp_path / "long"])
+    longer, message = [refs[1], tmp_path / "long"], "a has 2 lines and .*long has 3: they must be "
+    refuses(DataError, message, load_test_set, ANY, src=tmp_path / "a", refs=longer)
     (tmp_path / "a").write_text("noisy\ntwo\n")  # the references are the same
     assert load_test_set(ANY, src=tmp_path / "a", refs=refs).name != test_set.name
     refs[0].write_text("1\n3\n")  # another text of the same name
     assert load_test_set(ANY, refs=refs[:1]).name != one.name
     changed = load_test_set(ANY, src=tmp_path / "a", refs=refs)
     assert changed.name.startswith("b, c (") and changed.name != test_set.name
-    with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
-        load_test_set(ANY, refs=[tmp_path / "d"])
+    message = f"{tmp_path / 'd'}: contains no lines"
+    refuses(DataError, message, load_test_set, ANY, refs=[tmp_path / "d"])
 
 
 def test_columns_by_name_or_number(tmp_path):
@@ -57,12 +55,9 @@ def test_columns_by_name_or_number(tmp_path):
         test_set = load_test_set(ANY, **sides, columns=columns)
         return test_set.src, test_set.references
 
-    for refs, column, count in (
-        ("a.csv", "en", 1),
-        ("a.tsv a.tsv", "1", 2),
-        ("a.jsonl", "1.en", 1),
-    ):
-        assert load("a.csv", refs, "de", column) == (["ei ns", "zwei"], [['"one"', "two"]] * count)
+    for refs, column in ("a.csv", "en"), ("a.tsv a.tsv", "1"), ("a.jsonl", "1.en"):
+        expected = [['"one"', "two"]] * len(refs.split())
+        assert load("a.csv", refs, "de", column) == (["ei ns", "zwei"], expected)
     assert load("a.tsv", "plain", "2", None) == (["eins", "zwei"], [["one", "two"]])
     for choice, message in (
         (("a.csv", "a.csv", None, "en"), "a.csv: is a table; add --src-column and the name or"),
@@ -71,8 +66,7 @@ def test_columns_by_name_or_number(tmp_path):
         (("", "a.tsv", None, "3"), "a.tsv, line 1: .* columns is 2, not 3"),
         (("", "a.jsonl", None, "1.fr"), "^--ref-column = 1.fr: .*a.jsonl, line 1 has en"),
     ):
-        with pytest.raises(DataError, match=message):
-            load(*choice)
+        refuses(DataError, message, load, *choice)
 
 
 def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
@@ -87,12 +81,8 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
     assert load_test_set(part).name.startswith(f"{corpus_dir.name}, split test (")
     assert load_test_set(part).name != test_set.name
     assert test_set.src == test_set.references[0]
-    changes = {
-        "data__train": "train[:9]",
-        "data__valid": "validation[:5]",
-        "data__test": "test[5:]",
-    }
-    data = tiny_config(corpus_dir, **changes).data
+    changes = {"train": "train[:9]", "valid": "validation[:5]", "test": "test[5:]"}
+    data = data.model_copy(update=changes)
     splits = "train", "valid", "validation", "test", "test[:2]"
     assert [len(load_test_set(data, split)) for split in splits] == [9, 5, 60, 55, 2]
     pairs = RawPairs(["a"], ["b"])
@@ -104,7 +94,7 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
-    """From its folder, without network; all references of a set count."""
+    """All references of a set count."""
     dataset, texts = DATASETS["wmt16"], {"src": copy_lines(9, 1), "ref": copy_lines(9, 2)}
     for name in ("src", "ref", "docid", "genre", "origlang"):
         lines = texts.get(name, ["x"] * 9)
@@ -120,10 +110,8 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
 
     for error in (OSError("x"), HTTPException("x"), tarfile.TarError("x"), SystemExit("x")):
         monkeypatch.setattr(dataset, "source", Mock(side_effect=error))
-        with pytest.raises(
-            DataError, match=rf"^--test-set wmt16: cannot download it \(x\); .* {SACREBLEU_DIR},"
-        ):
-            load_test_set(ANY, test_set="wmt16")
+        message = rf"^--test-set wmt16: cannot download it \(x\); .* {SACREBLEU_DIR},"
+        refuses(DataError, message, load_test_set, ANY, test_set="wmt16")
 
 
 @pytest.mark.parametrize(
@@ -138,5 +126,4 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_choice(choice, message):
-    with pytest.raises(DataError, match=message):
-        load_test_set(ANY, **choice)
+    refuses(DataError, message, load_test_set, ANY, **choice)

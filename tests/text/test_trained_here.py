@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, replace_file, tiny_config
+from conftest import assert_one_error, refuses, replace_file, tiny_config
 
 from transformer_mt.checkpoints.layout import CONFIG
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -39,49 +39,34 @@ def test_a_text_is_known_once_it_was_trained_on(record, tmp_path):
     assert readable_corpus(data, data.test) is data
     for key in ("path", "train", "valid", "test", "cache_dir", "prepared_dir"):
         changed = data.model_copy(update={key: str(tmp_path)})
-        with pytest.raises(DataError, match="not read, since a model names it"):
-            readable_corpus(changed, changed.test)
+        message = "not read, since a model names it"
+        refuses(DataError, message, readable_corpus, changed, changed.test)
 
 
-@pytest.mark.parametrize(
-    "split",
-    [
-        "/etc/passwd",
-        "~/secret.tmx",
-        "$HOME/secret.tmx",
-        "$HOME",
-        "../../secret",
+def test_files_of_a_strangers_model_are_not_read(record, tmp_path):
+    """Neither in a folder nor beside a name of the hub, which may be read, in default folders."""
+    secret, default = str(tmp_path / "secret"), DataConfig(path="wmt/wmt16")
+    for split in (
+        *("/etc/passwd", "~/secret.tmx", "$HOME/secret.tmx", "$HOME", "../../secret"),
         NamedSplit(name="/etc/x.jsonl"),
         SplitFiles(src="/etc/passwd", tgt="/etc/passwd"),
         SplitColumns(file="/etc/passwd.tsv", src=1, tgt=2),
         [SplitFiles(src="a", tgt="~/b"), "train"],
-    ],
-    ids=str,
-)
-def test_files_of_a_strangers_model_are_not_read(record, tmp_path, split):
-    """Neither in a folder nor beside a name of the hub, which may be read, in default folders."""
-    secret, default = str(tmp_path / "secret"), DataConfig(path="wmt/wmt16")
-    with pytest.raises(DataError, match="not read"):
-        readable_corpus(DataConfig(path="wmt/wmt16"), split)
+    ):
+        refuses(DataError, "not read", readable_corpus, default, split)
     for own_folder in (tmp_path, Path(os.path.relpath(tmp_path))):
-        option = rf"--split {own_folder.absolute()}/test \(or --valid of tune\)"
-        with pytest.raises(
-            DataError, match=f"data.path = {own_folder}, .*; name the text by {option}, or repeat"
-        ):
-            readable_corpus(DataConfig(path=str(own_folder)), "test", has_option=True)
-    with pytest.raises(
-        DataError, match="; repeat the command that trained the model, which"
-    ):  # not what `train` has no option for
-        readable_corpus(DataConfig(path=str(tmp_path)), "test")
+        own, option = DataConfig(path=str(own_folder)), f"--split {own_folder.absolute()}/test"
+        message = f"data.path = {own.path}, .*; name the text by {option}"
+        message += r" \(or --valid of tune\), or"
+        refuses(DataError, f"{message} repeat", readable_corpus, own, "test", has_option=True)
+    message = "; repeat the command that trained the model, which"  # `train` has no such option
+    refuses(DataError, message, readable_corpus, own, "test")
     hub = DataConfig(path="wmt/wmt16", cache_dir=secret, prepared_dir=secret)
     assert readable_corpus(hub, "test") == default and not record.exists()
 
 
 def test_a_strangers_model_is_evaluated_on_what_is_named(copy_run, corpus_dir, tmp_path, call):
-    """A configuration that was edited, with a right manifest, is a stranger's; nothing is stored.
-
-    Sabotage: read what the configuration names.
-    """
+    """An edited configuration is a stranger's. Sabotage: read what the configuration names."""
     model, secret = tmp_path / "model", tmp_path / "secret"
     call("average", copy_run, "--last", 1, "-o", model)
     secret.write_text("secret\n")
@@ -105,10 +90,7 @@ def test_a_strangers_model_is_evaluated_on_what_is_named(copy_run, corpus_dir, t
 
 
 def test_training_makes_its_text_known(corpus_dir, record, tmp_path, call, caplog):
-    """Again, too, once the run is at its end, as for a run of an earlier version.
-
-    If that cannot be recorded, training goes on. Sabotage: record it before the first step alone.
-    """
+    """At the end of a run, too. Sabotage: record it before the first step alone."""
     config = tiny_config(corpus_dir, train__max_steps=1, valid__every=9)
     train(config, tmp_path / "run")
     assert call("evaluate", tmp_path / "run", "--split", "valid").code == 0

@@ -1,11 +1,13 @@
 """The metrics of a training, in metrics.jsonl and for TensorBoard."""
 
 import errno
+import itertools
 import logging
 import math
 import os
 import re
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,8 +75,10 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
 
 
 @pytest.mark.parametrize("step", [0, 7])
-def test_a_validation_that_is_repeated_appears_once(tmp_path, step):
+def test_a_validation_that_is_repeated_appears_once(tmp_path, monkeypatch, step):
     """At a checkpoint's step, or before the first. Sabotage: keep what has this step."""
+    seconds = itertools.count(1_800_000_000.0)  # TensorBoard orders its files by the second
+    monkeypatch.setattr(time, "time", lambda: next(seconds))
     for bleu in (1.0, 2.0):
         with RunLog(tmp_path, Progress(step=step, valid_step=0), tensorboard=True) as log:
             log.record("valid", Progress(step=step), 0.0, {"bleu": bleu, "nll": math.nan})

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import ctranslate2
 import pytest
-from conftest import NASTY, assert_one_error, copy_lines, replace_file, tiny_config
+from conftest import NASTY, assert_one_error, copy_lines, refuses, replace_file, tiny_config
 
 import transformer_mt
 from transformer_mt.checkpoints.evaluations import read_evaluations
@@ -27,15 +27,11 @@ LINES += [" ".join(LINES[-8:]), LINES[-1]]  # longer than the model's training l
 
 @pytest.fixture(scope="module")
 def models(copy_run, exported_run):
-    """Gives a run and its export."""
     return transformer_mt.load(copy_run), transformer_mt.load(exported_run)
 
 
 def assert_same(expected, actual, options: SearchOptions, lines=LINES) -> None:
-    """Compares the translations of two models, and their scores.
-
-    Of several that end at the same position, CTranslate2 may drop another than our search.
-    """
+    """Compares two models, of which each may drop another of two that end at the same position."""
     both = (model.translator(options).n_best(lines) for model in (expected, actual))
     for ours, others in zip(*both, strict=True):
         assert len(others) == len(ours)
@@ -63,8 +59,7 @@ def test_it_translates_as_pytorch_does(models, options):
 def test_outputs_end_at_the_limit_of_their_own_source(corpus_dir, tmp_path):
     """Of a model that has learned nothing, in batches of several lengths."""
     options, lines = SearchOptions(3, 0.6, n_best=3, batch_tokens=1000), LINES[-20:]
-    layers = {"model__n_heads": 2}
-    train(tiny_config(corpus_dir, train__max_steps=0, **layers), tmp_path / "run")
+    train(tiny_config(corpus_dir, train__max_steps=0, model__n_heads=2), tmp_path / "run")
     export(find_checkpoint(tmp_path / "run"), tmp_path / "out")
     expected, actual = transformer_mt.load(tmp_path / "run"), transformer_mt.load(tmp_path / "out")
     assert any(t.is_cut for [t, *_] in expected.translator(options).n_best(lines))
@@ -82,8 +77,8 @@ def test_scores_of_given_translations(models):
     assert 1024 < len(exported.vocab.src.encode([long])[0]) < 1072
     expected = pytest.approx(ours.score([long], ["abc"]), abs=1e-3)
     assert exported.score([long], ["abc"]) == expected
-    with pytest.raises(DataError, match="a line of 2,000 pieces: the exported model has 1,072"):
-        exported.score(["abc"], [" ".join(["xyz"] * 500)])
+    message = "a line of 2,000 pieces: the exported model has 1,072"
+    refuses(DataError, message, exported.score, ["abc"], [" ".join(["xyz"] * 500)])
 
 
 @pytest.mark.parametrize("stored", ["float16", "int16"])
@@ -102,16 +97,11 @@ def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call, monkeypatch, stored
     assert supporting.call_args.kwargs["compute_type"] == "default"
 
 
-@pytest.mark.parametrize(
-    ("gpus", "option", "device", "index", "threads", "batch_tokens"),
-    [
-        (1, "auto", "cuda", 3, 1, 16384),
-        (1, "cpu", "cpu", 0, 2, 2048),
-        (0, "auto", "cpu", 0, 2, 2048),
-    ],
-)
-def test_devices(exported_run, monkeypatch, gpus, option, device, index, threads, batch_tokens):
+@pytest.mark.parametrize(("gpus", "option"), [(1, "auto"), (1, "cpu"), (0, "auto")])
+def test_devices(exported_run, monkeypatch, gpus, option):
     """A GPU for each process where there is one, else a batch for each thread."""
+    on_gpu, on_cpu = ("cuda", 3, 1, 16384), ("cpu", 0, 2, 2048)
+    device, index, threads, batch_tokens = on_gpu if gpus and option == "auto" else on_cpu
     load = Mock()
     monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: gpus)
     monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32"})
@@ -143,6 +133,7 @@ def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
     assert "greedy, CTranslate2 int8" in table and table.count('"run"') == 2
 
 
+VOCABULARY = "shared_vocabulary.json"
 WRONG = [
     (["--raw"], "--raw has no effect on an exported model, .*exported; "),
     (["--precision", "fp32"], "--precision has no effect on an exported model, .*exported;"),
@@ -167,13 +158,13 @@ def test_what_needs_the_checkpoint(models, exported_run, tmp_path, call):
     """Says so, in the library and in commands."""
     message = "exported: an exported model gives only .* made from, step-00000001$"
     for ask in (models[1].attention, models[1].encoder_output, models[1].logits):
-        with pytest.raises(ConfigError, match=message):
-            ask("abc")
+        refuses(ConfigError, message, ask, "abc")
+    refuses(ConfigError, message, models[1].sample, ["abc"])
     assert repr(models[1]).endswith(": de to en, CTranslate2 float32 on cpu>")
     for words in (("export", exported_run, "-o", tmp_path / "x"), ("average", exported_run)):
         assert_one_error(call(*words), str(exported_run))
-    with pytest.raises(CheckpointError, match="exported: an exported model; name the run"):
-        find_checkpoint(exported_run)
+    message = "exported: an exported model; name the run"
+    refuses(CheckpointError, message, find_checkpoint, exported_run)
 
 
 @pytest.mark.parametrize(
@@ -190,27 +181,19 @@ def test_damage_is_named(exported_run, tmp_path, name, content, message):
     (folder / name).unlink()
     if content:
         (folder / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"copy/{name}: {message}"):
-        transformer_mt.load(folder)
+    refuses(CheckpointError, f"copy/{name}: {message}", transformer_mt.load, folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["model.bin", "shared_vocabulary.json", "vocab.model", "config.json"]
-)
+@pytest.mark.parametrize("name", ["model.bin", VOCABULARY, "vocab.model", "config.json"])
 def test_files_of_two_exports_are_not_mixed(exported_run, tmp_path, name):
-    """Though the manifest is right: CTranslate2 would translate with them, to nonsense.
-
-    Sabotage: compare files with the manifest alone.
-    """
+    """Though the manifest is right. Sabotage: compare files with the manifest alone."""
     folder = Path(shutil.copytree(exported_run, tmp_path / "copy"))
     content = (folder / name).read_bytes()
     if name == "vocab.model":
         content = train_vocabulary([Counter({"ab": 1})], VocabConfig(size=263)).src_model
     replace_file(folder, name, content.replace(b'"a"', b'"b"', 1) + b"\n")
-    with pytest.raises(
-        CheckpointError, match=f"^{folder / name}: not the file that `export` wrote$"
-    ):
-        transformer_mt.load(folder)
+    message = f"^{folder / name}: not the file that `export` wrote$"
+    refuses(CheckpointError, message, transformer_mt.load, folder)
 
 
 def test_what_export_did_not_write(exported_run, tmp_path):
@@ -218,8 +201,7 @@ def test_what_export_did_not_write(exported_run, tmp_path):
     for path in exported_run.iterdir():
         if path.name not in ("export.json", "manifest.json"):
             shutil.copy(path, tmp_path)
-    with pytest.raises(CheckpointError, match="contains no checkpoint"):
-        transformer_mt.load(tmp_path)
+    refuses(CheckpointError, "contains no checkpoint", transformer_mt.load, tmp_path)
     shutil.copy(exported_run / "manifest.json", tmp_path)
     record = json.loads((exported_run / "export.json").read_text())
     for change, message in (
@@ -229,10 +211,8 @@ def test_what_export_did_not_write(exported_run, tmp_path):
     ):
         values = {key: value for key, value in {**record, **change}.items() if value is not None}
         replace_file(tmp_path, "export.json", json.dumps(values).encode())
-        with pytest.raises(CheckpointError, match=f"export.json: {message}"):
-            transformer_mt.load(tmp_path)
+        refuses(CheckpointError, f"export.json: {message}", transformer_mt.load, tmp_path)
     earlier = shutil.copytree(exported_run, tmp_path / "earlier")
-    record = json.loads((earlier / "export.json").read_text())
     replace_file(earlier, "export.json", json.dumps({**record, "files": {}}).encode())
-    with pytest.raises(CheckpointError, match="config.json: not the file that `export` wrote"):
-        transformer_mt.load(earlier)
+    message = "config.json: not the file that `export` wrote"
+    refuses(CheckpointError, message, transformer_mt.load, earlier)

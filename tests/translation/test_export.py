@@ -1,20 +1,37 @@
-"""A checkpoint as a CTranslate2 model."""
+"""A checkpoint as a CTranslate2 model; model cards, here mostly of an average."""
 
 import contextlib
 import json
+import re
+import shutil
 import textwrap
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
-from conftest import copy_lines, learn_elsewhere, tiny_config
+import yaml
+from conftest import copy_lines, learn_elsewhere, records, refuses, tiny_config
 
 import transformer_mt
+from transformer_mt.checkpoints.averaging import average
+from transformer_mt.checkpoints.checkpoint import Progress, RunState, load_checkpoint
 from transformer_mt.checkpoints.exported import load_exported
+from transformer_mt.checkpoints.layout import EMA, METRICS
+from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.config.keys import OptimConfig
 from transformer_mt.errors import ConfigError
+from transformer_mt.evaluation.evaluate import EvaluationReport, evaluate_systems
+from transformer_mt.evaluation.scoring import choose_metrics
+from transformer_mt.model.transformer import FeedForward
 from transformer_mt.text.normalization import INVISIBLE, LIGATURES
+from transformer_mt.text.splitting import SourceStatistics
+from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
+from transformer_mt.translation.model_card import model_card
+from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH
 
 LINES = [*copy_lines(100, 11), "b".join(INVISIBLE), "b".join(LIGATURES), "a b\u0308"]
@@ -25,46 +42,30 @@ def translate(folder) -> list[str]:
     card = (folder / "README.md").read_text()
     code = card.split("## How to use it\n\n")[1].split("\n\n`transformer-mt")[0]
     loading, _, translating = textwrap.dedent(code).partition("text = ")
-    limit = f"max_decoding_length=len(src.encode(text)) + {EXTRA_LENGTH}"
-    translating = translating.replace('"..."', "line").replace(
-        "beam_size=4", f"beam_size=1, {limit}"
-    )
-    translating = "text = " + translating.replace("print(", "texts.append(")
-    texts: list[str] = []
-    names: dict[str, object] = {"texts": texts}
+    greedily = f"beam_size=1, max_decoding_length=len(src.encode(text)) + {EXTRA_LENGTH}"
+    changes = {'"..."': "line", "beam_size=4": greedily, "print(": "texts.append("}
+    for old, new in changes.items():
+        translating = translating.replace(old, new)
+    names: dict[str, object] = {"texts": (texts := list[str]())}
     with contextlib.chdir(folder):
         exec(loading, names)
     for names["line"] in LINES:
-        exec(translating, names)
+        exec(f"text = {translating}", names)
     return [text.translate(str.maketrans("\n\r\t", "   ")) for text in texts]
 
 
 @pytest.mark.parametrize(("norm", "tied"), [("post", True), ("pre", False)])
 def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
-    """Either norm, tied or with a vocabulary a language, with biases or without, uneven stacks.
-
-    A model that has learned nothing writes long nonsense: a slip anywhere would show. Two
-    vocabularies come from elsewhere, with special pieces of other ids and names.
-    """
-    vocab_path = None if tied else str(tmp_path)
+    """Untrained, so that a slip anywhere shows; vocabularies from elsewhere have other ids."""
     for side, special in (
         ("src", {"unk_id": 1, "bos_id": -1, "eos_id": 0}),
         ("tgt", {"pad_id": 9, "bos_piece": "<start>", "eos_piece": "<end>"}),
     ):
         model = learn_elsewhere(copy_lines(500, 1), vocab_size=100, minloglevel=2, **special)
         (tmp_path / f"{side}.model").write_bytes(model)
-    config = tiny_config(
-        corpus_dir,
-        model__norm=norm,
-        model__tie_embeddings=tied,
-        model__attention_bias=tied,
-        model__encoder_layers=2,
-        model__decoder_layers=1,
-        vocab__shared=tied,
-        vocab__path=vocab_path,
-        train__max_steps=0,
-        valid__every=1000,
-    )
+    changes = {"model__norm": norm, "model__tie_embeddings": tied, "model__attention_bias": tied}
+    changes |= {"vocab__shared": tied, "vocab__path": None if tied else str(tmp_path)}
+    config = tiny_config(corpus_dir, model__encoder_layers=2, train__max_steps=0, **changes)
     train(config, tmp_path / "run")
     checkpoint = find_checkpoint(tmp_path / "run")
     expected = transformer_mt.load(checkpoint.path).translate(LINES)
@@ -78,14 +79,21 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     config = tiny_config(corpus_dir, model__norm="sublayer", train__max_steps=1)
     train(config, tmp_path / "run")
     checkpoint = find_checkpoint(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"model\.norm = sublayer"):
-        export(checkpoint, tmp_path / "out", "int8")
-    with pytest.raises(ConfigError, match="run: already exists"):
-        export(find_checkpoint(copy_run), tmp_path / "run", "int8")
+    refuses(ConfigError, "model.norm = sublayer", export, checkpoint, tmp_path / "out", "int8")
+    other = find_checkpoint(copy_run)
+    refuses(ConfigError, "run: already exists", export, other, tmp_path / "run", "int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt -e '.\[ctranslate2\]'"):
-        export(checkpoint, tmp_path / "out", "int8")
+    message = r"pip install -c constraints.txt -e '.\[ctranslate2\]'"
+    refuses(ConfigError, message, export, checkpoint, tmp_path / "out", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_export_that_knows_no_change_is_refused(untrained_run, tmp_path, monkeypatch):
+    """And leaves no directory, as for CTranslate2 (test_docs.py). Sabotage: do not compare."""
+    checkpoint, message = find_checkpoint(untrained_run), "gives other scores than the checkpoint"
+    monkeypatch.setattr(FeedForward, "forward", lambda self, x: self.outer(self.inner(x).abs()))
+    refuses(ConfigError, message, export, checkpoint, tmp_path / "out", format="transformers")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command(copy_run, exported_run, tmp_path, call):
@@ -142,3 +150,104 @@ def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path
     assert f"BLEU {bleu:.2f}, `nrefs:1|case:mixed" in cards[0]
     assert "BLEU" not in cards[1] and models[0] != models[1]
     assert "before they were rounded to int8" in cards[2] and f"{bleu:.2f}" in cards[2]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_dir, tmp_path_factory) -> Path:
+    """Gives the average of two checkpoints, in its run."""
+    sizes = {"data__train": "train[:600]"}
+    steps = {"train__max_steps": 4, "train__save_every": 2, "valid__every": 4}
+    run_dir = tmp_path_factory.mktemp("card") / "run"
+    train(tiny_config(corpus_dir, data__max_length=10, **steps, **sizes), run_dir)
+    return average(run_dir, 2, None)
+
+
+@pytest.fixture
+def averaged(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained.parent, tmp_path / "run")) / trained.name
+
+
+def section(card: str, title: str) -> str:
+    return card.split(f"\n## {title}\n\n")[1].split("\n\n## ")[0]
+
+
+def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
+    text = averaged.parent.parent / "text: x"
+    text.write_text("ab cd\nef\n")
+    load = partial(load_test_set, src=text, refs=[text])
+    options = TranslateOptions(LoadOptions(), SearchOptions(beam_size))
+    [report] = evaluate_systems([[averaged]], None, None, load, choose_metrics, options, {})
+    return report
+
+
+card_of = partial(model_card, name="m", library="lib", usage="usage")
+NAMES = {"name": "both", "text": "pairs", "text_digest": "f" * 64}
+
+
+def test_the_card_of_an_average_has_what_is_known(averaged, caplog):
+    """Data, recipe, no scores of the run's, no licence; little of its text without run.json."""
+    checkpoint, description = load_checkpoint(averaged), read_description(averaged)
+    began = replace(checkpoint.progress, init_step=1, init_names=NAMES)
+    lines = [{"step": step, "kind": "valid", "old_bleu": 1.0} for step in (0, checkpoint.step)]
+    (averaged.parent / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    begun = replace(checkpoint, state=replace(checkpoint.state, progress=began))
+    assert "BLEU of its validation" not in card_of(begun)  # that was measured on another
+    corpus, card = description.corpus, card_of(checkpoint)
+    header = {"language": ["de", "en"], "library_name": "lib", "pipeline_tag": "translation"}
+    assert yaml.safe_load(card.split("---\n")[1]) == header
+    parameters = sum(parameter.numel() for parameter in checkpoint.build_model().parameters())
+    for part in (
+        f"\n{parameters:,} parameters, stored in float32. Its vocabulary\n(bpe) has 292 pieces.\n",
+        "4 steps of about 500 tokens, Adam with",
+        "\nThe weights are the mean of the checkpoints of steps 4, 2.\n",
+        f"de to en: {corpus.kept} of 600 pairs (dropped: {600 - corpus.kept} over 10 pieces), ",
+        f" digest of the encoded text is `{description.corpus_digest}`.",
+        "\n\n## Scores\n\nNone were measured on these weights",
+        "\n\n## How to use it\n\nusage\n",
+    ):
+        assert part in card
+    assert "Training began" not in card and "moving average" not in card
+    (averaged / "run.json").write_text("{}")
+    assert re.fullmatch("Trained on `corpus[0-9]`, de to en.", section(card_of(checkpoint), "Data"))
+    assert caplog.messages[0].startswith(f"{averaged}/run.json: damaged")
+
+
+def test_a_card_of_other_training(averaged):
+    """With Muon, from other weights, a moving average, statistics of the sources."""
+    checkpoint = load_checkpoint(averaged)
+    write_description(averaged, replace(read_description(averaged), averaged_steps=[]))
+    progress = Progress(step=4, init_step=2000, init_digest="e" * 64, init_names=NAMES)
+    last = records(averaged.parent, "valid")[-1]
+    with (averaged.parent / METRICS).open("a") as file:
+        for step, bleu in ((0, 30.0), (4, 20.5)):
+            old = {"step": step, "old_bleu": bleu, "old_ema_bleu": bleu + 1}
+            file.write(json.dumps({**last, **old}) + "\n")
+    known = SourceStatistics(longest=9, percentile=8, several_sentences=0.25)
+    config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
+    other = replace(checkpoint, config=config, state=RunState(progress, sources=known))
+    other = replace(other, files=checkpoint.files | {EMA})
+    card = card_of(other)
+    for part in (
+        " tokens, Muon and Adam with",
+        "\nTraining began with the weights of `both` after 2,000 steps on `pairs`.\nThe SHA-256"
+        f" digest of that checkpoint is `{'e' * 64}`,\nthat of its encoded text `{'f' * 64}`."
+        "\nBLEU of its validation text was 31.00 then, and is 21.50 now.\n",
+        "\nThe weights are a moving average with decay 0.",
+        "transformer-mt splits lines of more than 8 pieces into sentences, a",
+    ):
+        assert part in card
+    assert "moving average" not in card_of(other, raw=True)
+
+
+def test_scores_are_in_the_card_of_an_export(averaged, tmp_path):
+    """Not in the card of the run's best. Sabotage: do not compare the digests of records."""
+    reports = [evaluate(averaged), evaluate(averaged, beam_size=2)]
+    checkpoint = load_checkpoint(averaged)
+    card = (export(checkpoint, tmp_path / "out") / "README.md").read_text()
+    for report, search in zip(reports, ("greedy, fp32", "beam 2, alpha 1, fp32"), strict=True):
+        lines = [f"  - {each.title} {each.value:.2f}, `{each.signature}`" for each in report.scores]
+        heading = f"- {report.test_set.name}, 2 sentences, {search}:"
+        assert "\n".join([heading, *lines]) in section(card, "Scores")
+    assert "mean of the checkpoints of steps 4, 2." in card
+    best = section(card_of(find_checkpoint(averaged.parent)), "Scores")
+    assert "- validation, " in best and "text: x" not in best

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from checkpoints.small_checkpoint import VOCAB, build_model, save_model, small_config
-from conftest import NASTY, copy_lines, learn_elsewhere
+from conftest import NASTY, copy_lines, learn_elsewhere, refuses
 from safetensors import safe_open
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
@@ -27,15 +27,11 @@ SAMPLE = Path(__file__).parents[2] / "data/sample"
 WORDS = Counter((SAMPLE / "train.de").read_text(encoding="utf-8").split()[:20_000])
 LITERAL = ["<s>", "</s>", "<unk>", "<pad>", "<0x41>", "a<0x0A>b", "▁", "a ▁▁ b▁"]
 LITERAL += ["\x1ca\x1fb\u3000", "½ ﬁ Å e\u0301", "\U0010ffff\ufffe", "\u0600\u0627 中文"]
-LITERAL += ["aaaaaaa", "1999", "...", "\r\n a\0"]
-LITERAL += [
-    "u\u00ad\u0308ber",
-    "\ufeff a \u200b b\u2060\u202a",
-    "ﬀ ﬁ ﬂ ﬃ ﬄ ﬅ ﬆ",
-    "a\u0302\u0323",
-    "\u1112\u1161\u11ab",
-    "a\u200db",
-]
+LITERAL += ["aaaaaaa", "1999", "...", "\r\n a\0", "u\u00ad\u0308ber", "a\u200db"]
+LITERAL += ["\ufeff a \u200b b\u2060\u202a"]
+LITERAL += ["ﬀ ﬁ ﬂ ﬃ ﬄ ﬅ ﬆ", "a\u0302\u0323", "\u1112\u1161\u11ab"]
+ALPHABETS = ["ab ", "<>/0x41sunk ", "en er▁ ", " \t\x1c\x85\u2028a", "19.!-"]
+ALPHABETS += ["aou\u0308\u0323\u00ad\u200b "]
 
 
 def random_checkpoint(folder: Path, vocab: Vocabulary, **changes: object) -> Checkpoint:
@@ -84,10 +80,7 @@ def test_every_model_it_can_express(tmp_path, norm, tied):
 
 @pytest.mark.parametrize("count", [200, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
-    """As the model card says: greedy search; beam search without a length penalty.
-
-    Only if `generate` stops a beam search as early: its default finds other translations.
-    """
+    """As the card says, if `generate` stops a beam search as early; by default it does not."""
     folder = export(find_checkpoint(copy_run), tmp_path / "out", format="transformers")
     lines = copy_lines(count, 11)
     card = (folder / "README.md").read_text()
@@ -107,10 +100,8 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
         assert (texts == ours.translate(lines, **options)) != search.endswith("False")
     limits = names["model"].generation_config.max_new_tokens, names["tokenizer"].model_max_length
     assert limits == (74, 1072)
-    assert (
-        json.loads(Path("tokenizer_config.json").read_text())["clean_up_tokenization_spaces"]
-        is False
-    )
+    options = json.loads(Path("tokenizer_config.json").read_text())
+    assert options["clean_up_tokenization_spaces"] is False
     with safe_open(MODEL, "pt") as file:
         assert file.metadata() == {"format": "pt"}
 
@@ -119,7 +110,6 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
 @pytest.mark.parametrize("symbols", [[], ["<bt>", "<bt>x", "[a|b]"]])
 @pytest.mark.parametrize("form", ["nfc", "none"])
 def test_ids_are_ours(tmp_path, form, symbols, count):
-    """Of whatever a line holds."""
     vocab, keys = subwords(900, symbols), {"data__normalize": form}
     checkpoint = random_checkpoint(tmp_path / "step", vocab, vocab__symbols=symbols, **keys)
     _, tokenizer = load(export(checkpoint, tmp_path / "out", format="transformers"))
@@ -127,48 +117,31 @@ def test_ids_are_ours(tmp_path, form, symbols, count):
     lines = [*LITERAL, *(line.decode(errors="replace") for line in NASTY)]
     lines += (SAMPLE / "train.en").read_text(encoding="utf-8").split("\n")[: count // 2]
     while len(lines) < count:
-        alphabet = rng.choice(
-            [
-                "ab ",
-                "<>/0x41sunk ",
-                "en er▁ ",
-                " \t\x1c\x85\u2028a",
-                "19.!-",
-                "aou\u0308\u0323\u00ad\u200b ",
-            ]
-        )
-        line = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
+        line = "".join(rng.choices(rng.choice(ALPHABETS), k=rng.randint(1, 40)))
         lines.append(line + rng.choice(["", *symbols]) + rng.choice(lines))
     # A symbol alone, but for invisible characters, has no space mark.
     lines = [line for line in lines if vocab.fold(line) not in symbols]
-    for line, ids, expected in zip(
-        lines, tokenizer(lines).input_ids, vocab.encode(lines), strict=True
-    ):
+    rows = tokenizer(lines).input_ids, vocab.encode(lines)
+    for line, ids, expected in zip(lines, *rows, strict=True):
         assert ids == [*expected, EOS_ID], line
         assert [tokenizer.decode(ids, skip_special_tokens=True)] == vocab.decode([expected])
 
 
 def test_what_it_refuses(tmp_path):
     """By name, leaving nothing behind."""
-    separate = Vocabulary(
-        *(train_vocabulary([WORDS], VocabConfig(size=n)).tgt_model for n in (500, 600))
-    )
-    untied = {"model__tie_embeddings": False}
-    refused = {
-        "model.norm = sublayer": random_checkpoint(
-            tmp_path / "a", subwords(), model__norm="sublayer"
-        ),
-        "vocab.shared = false": random_checkpoint(tmp_path / "b", separate, **untied),
-        "vocab.kind = char": random_checkpoint(tmp_path / "c", VOCAB),
-        "vocab.kind = unigram": random_checkpoint(tmp_path / "f", subwords(kind="unigram")),
-        "no byte pieces": random_checkpoint(tmp_path / "d", other_vocabulary()),
-        "normalises": random_checkpoint(
-            tmp_path / "e", other_vocabulary(byte_fallback=True, normalization_rule_name="nmt_nfkc")
-        ),
-    }
-    for message, checkpoint in refused.items():
-        with pytest.raises(ConfigError, match=message):
-            export(checkpoint, tmp_path / "out", format="transformers")
+    other = other_vocabulary(byte_fallback=True, normalization_rule_name="nmt_nfkc")
+    for message, vocab, changes in (
+        ("model.norm = sublayer", subwords(), {"model__norm": "sublayer"}),
+        ("vocab.shared = false", [subwords(500), subwords()], {"model__tie_embeddings": False}),
+        ("vocab.kind = char", VOCAB, {}),
+        ("vocab.kind = unigram", subwords(kind="unigram"), {}),
+        ("no byte pieces", other_vocabulary(), {}),
+        ("normalises", other, {}),
+    ):
+        if isinstance(vocab, list):
+            vocab = Vocabulary(*(each.tgt_model for each in vocab))
+        checkpoint = random_checkpoint(tmp_path / message, vocab, **changes)
+        refuses(ConfigError, message, export, checkpoint, tmp_path / "out", format="transformers")
     assert not list(tmp_path.glob("*out*"))
 
 

@@ -8,43 +8,27 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error
+from conftest import assert_one_error, refuses, translate_options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation.file_translation import translate_file
-from transformer_mt.translation.formats import InputFormat, choose_format
+from transformer_mt.translation.formats import choose_format
 from transformer_mt.translation.inputs import FilePair, output_name
-from transformer_mt.translation.options import (
-    InputOptions,
-    LoadOptions,
-    OutputOptions,
-    SearchOptions,
-    TranslateOptions,
-)
+from transformer_mt.translation.options import InputOptions
 from transformer_mt.translation.translator import Translation
 
 
-def all_options(options: InputOptions) -> TranslateOptions:
-    return TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions(), options)
-
-
-def new_format(options: InputOptions) -> InputFormat:
-    return choose_format(Path("in"), all_options(options))
-
-
 def translated(kind: str, data: bytes, *columns, translate=str.upper) -> bytes:
-    """Gives the translation of what a file holds."""
-    text_format = new_format(InputOptions(kind, *columns))
+    options = translate_options(input=InputOptions(kind, *columns))
+    text_format = choose_format(Path("in"), options)
     lines = io.BytesIO(data).readlines()
     chunks = list(text_format.chunks(iter([lines[i : i + 2] for i in range(0, len(lines), 2)])))
     assert len(chunks) in ((len(lines) + 1) // 2, (len(lines) + 1) // 2 + 1)
-    text = "".join(
-        chunk.write([[Translation(translate(text), -1.0)] for text in chunk.texts])
-        for chunk in chunks
-    )
+    rows = [[[Translation(translate(x), -1.0)] for x in chunk.texts] for chunk in chunks]
+    text = "".join(chunk.write(ranked) for chunk, ranked in zip(chunks, rows, strict=True))
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -73,10 +57,7 @@ CELLS = st.text(st.sampled_from('aä",;\n\r\t 5'))
     st.booleans(),
 )
 def test_csv_is_what_python_reads(rows, line_end, needs_quotes, has_mark):
-    """Only the column changes, and a new one is what a reader of CSV sees there.
-
-    Sabotage: end a row at any line feed; do not double the quotes.
-    """
+    """A column changes, or is new. Sabotage: end a row at any line feed; do not double quotes."""
 
     def encode(text: str) -> str:
         doubled = text.replace('"', '""')
@@ -102,10 +83,7 @@ VALUES = st.none() | st.floats() | KEYS | st.lists(KEYS, max_size=2) | st.dictio
 @settings(max_examples=50)
 @given(st.dictionaries(KEYS, VALUES, max_size=3), st.text(), st.booleans(), st.booleans())
 def test_jsonl_is_what_python_reads(others, text, ascii_only, spaces):
-    """Only the value changes; a new key comes last in its object.
-
-    Sabotage: look for the key anywhere in the line.
-    """
+    """A new key comes last in its object. Sabotage: look for the key anywhere in the line."""
     row = {**others, "x": {"y": text, "z": [1]}}
     line = json.dumps(row, ensure_ascii=ascii_only, separators=None if spaces else (",", ":"))
     data = f" {line} \r\n".encode()
@@ -141,18 +119,13 @@ DIE KÖNIGIN GEHT\r\nUM ZU DANKEN.\r\n\r\n2\n00:03,400 --> 00:05,000\n<i>SIE HAB
 
 
 def test_rows_that_cannot_be_translated_are_kept(caplog):
-    """And reported; an open quote takes no other row with it; only texts that are read count.
-
-    Sabotage: give up the whole rest at an open quote; count rows instead of lines.
-    """
+    """And reported. Sabotage: give up all after an open quote; count rows instead of lines."""
     assert translated("csv", ROWS, "de") == UPPER
-    assert caplog.messages == [
-        "in: rows not translated (not parsed, or no text in the column): 2, in line 7, 8"
-    ]
-    with pytest.raises(ConfigError, match="^in: --column 1 is a number, so --output-column"):
-        translated("csv", ROWS, "1", "de")
-    with pytest.raises(DataError, match="^in: no column 'DE'; columns: id, de, n"):
-        translated("csv", ROWS, "DE")
+    message = "in: rows not translated (not parsed, or no text in the column): 2, in line 7, 8"
+    assert caplog.messages == [message]
+    message = "^in: --column 1 is a number, so --output-column"
+    refuses(ConfigError, message, translated, "csv", ROWS, "1", "de")
+    refuses(DataError, "^in: no column 'DE'; columns: id, de, n", translated, "csv", ROWS, "DE")
     assert translated("csv", b"a,b\n1,2", "b", "1") == b"a,b,1\n1,2,2"
     assert translated("tsv", b'a\t"b\r\n\nc', "2", "3") == b'a\t"b\t"B\r\n\nc'
     assert translated("tsv", b"a\tb\tc\na\n", "1", "4") == b"a\tb\tc\tA\na\n"
@@ -173,8 +146,7 @@ def test_rows_that_cannot_be_translated_are_kept(caplog):
 def test_a_file_without_any_text_is_of_another_format(kind, data, message):
     """A copy of it would count as its translation; a table without rows, or cues, is one."""
     columns = {"jsonl": ["xx"], "csv": ["7"]}.get(kind, [])
-    with pytest.raises(DataError, match=f"^in: {message}"):
-        translated(kind, data, *columns)
+    refuses(DataError, f"^in: {message}", translated, kind, data, *columns)
     assert translated(kind, b"", *columns) == b"" and translated("csv", b"de\n", "de") == b"de\n"
     assert translated("vtt", b"WEBVTT\n") == b"WEBVTT\n"
 
@@ -213,10 +185,7 @@ def test_json_objects():
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 def test_subtitles(line_end):
-    """Numbers, times, notes and tags stay; two lines are one text, but not those of two speakers.
-
-    Sabotage: take the number of a cue without a blank line before it for text.
-    """
+    """Two lines are one text, but not of two speakers. Sabotage: take a cue's number for text."""
     film, new = (re.sub("\r?\n", line_end, "\ufeff" + each).encode() for each in (FILM, NEW_FILM))
     assert translated("srt", film) == new
     texts = []
@@ -253,38 +222,27 @@ class Stopped:
     ],
 )
 def test_stopped_after_any_line_and_run_again(tmp_path, monkeypatch, options, data, expected):
-    """Within a field of several lines, or a cue, too; finished chunks are not translated again.
-
-    Sabotage: skip lines instead of chunks; a fingerprint that JSON does not give back.
-    """
+    """Within a field, too. Sabotage: skip lines, not chunks; a fingerprint that JSON changes."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     (tmp_path / "in").write_bytes(data)
-    whole = 0, 0
+    whole, options = (0, 0), translate_options(input=options)
     for stop in range(data.count(b"\n")):
         pair = FilePair(tmp_path / "in", check_output(tmp_path / str(stop)))
         first, second = Stopped(stop), Stopped()
         with contextlib.suppress(KeyboardInterrupt):
-            translate_file(first, pair, all_options(options), {})
+            translate_file(first, pair, options, {})
         keeps_lines = pair.output.state.exists()
-        counts = translate_file(second, pair, all_options(options), {})
+        counts = translate_file(second, pair, options, {})
         assert (tmp_path / str(stop)).read_bytes() == expected, stop
         whole = whole if stop else (second.taken, counts["lines"])
         assert whole == (second.taken + stop * keeps_lines, counts["lines"])
     assert keeps_lines
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("film.de.srt", "film.en.srt"),
-        ("FILM.SRT", "FILM.en.SRT"),
-        ("t.de.csv.gz", "t.en.csv.gz"),
-        ("a.de.gz", "a.en.gz"),
-        ("c.txt", "c.txt.en"),
-    ],
-)
-def test_names_of_outputs(name, expected):
-    assert output_name(Path(name), "de", "en") == expected
+def test_names_of_outputs():
+    names = "film.de.srt FILM.SRT t.de.csv.gz a.de.gz c.txt".split()
+    expected = "film.en.srt FILM.en.SRT t.en.csv.gz a.en.gz c.txt.en".split()
+    assert [output_name(Path(name), "de", "en") for name in names] == expected
 
 
 def test_from_the_command_line(copy_run, tmp_path, call):
@@ -299,10 +257,7 @@ def test_from_the_command_line(copy_run, tmp_path, call):
     assert (tmp_path / "out/t.en.tsv").read_bytes() == b"id\tde\ten\n1\tab cd\tab cd\r\n"
     assert (tmp_path / "out/f.en.srt").read_bytes() == (tmp_path / "f.srt").read_bytes()
     for arguments, message in (
-        (
-            table,
-            "t.de.tsv: is a table (tsv): add --column NAME, or --column NUMBER if its first row",
-        ),
+        (table, "t.de.tsv: is a table (tsv): add --column NAME, or --column NUMBER if its first"),
         ([*film, "--scores"], "f.srt: --n-best, --scores and --format are not supported for srt;"),
         ([*table, "--column", "xx"], "t.de.tsv: no column 'xx'; columns: id, de"),
         (["--key", "a"], "stdin: not a table; add --input-format tsv, csv or jsonl"),

@@ -5,11 +5,11 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, command, copy_lines
+from conftest import assert_one_error, command, copy_lines, refuses
 
 from transformer_mt.errors import OutputError
 from transformer_mt.system.output_record import RECORD, OutputRecord
@@ -84,16 +84,6 @@ def test_forms_of_inputs(translate, texts, words, prefix):
     assert summary["hidden"] == 2 * in_folder
 
 
-def test_what_is_no_text_is_passed_over_in_a_folder(translate):
-    """With draws, where each file is translated by itself, too. Sabotage: do not read it first."""
-    write("in/a.de", LINES[0])
-    Path("in/picture.png").write_bytes(b"\x89PNG\n")
-    Path("in/bytes").write_bytes(b"a\nb\0c\n")
-    done = translate("-i", "in", "--output-dir", "out", "--sample", "--summary", "s")
-    assert done.code == 0 and tree("out").keys() == {"a.en"}, done.err
-    assert json.loads(Path("s").read_text())["not_text"] == 2
-
-
 def test_outputs_are_no_inputs(translate, texts):
     """Beside them, and run again; sabotage: walk into the folder of outputs, or do not ask."""
     for _ in range(2):
@@ -145,6 +135,7 @@ def test_a_bad_file_costs_one_file(translate):
         assert reason in summary["failed"][f"in/{name}"]
     total = len(reasons) + 3
     assert f"\nerror: {len(reasons)} of {total} files not translated; see above\n" in done.err
+    assert done.err.count("; translating the other files") == len(reasons)
     assert tree("out").keys() == {"good.en", "m" * 250 + ".en", "twice.en", "own.en"}
     assert summary["done"] == summary["lines"] == 3 and summary["exit_code"] == 3
     assert Path("out/own.en").read_text() == "mine\n"
@@ -158,10 +149,7 @@ def test_the_only_file_is_bad(translate):
 
 
 def test_what_is_made_again(translate, texts):
-    """What changed, or was made with other options; what somebody edited only if asked.
-
-    Sabotage: compare names alone; leave the options out of the fingerprint.
-    """
+    """Sabotage: compare names alone; leave the options out of the fingerprint."""
 
     def run(*options, code=0):
         done = translate("-i", "in", "--output-dir", "out", "--summary", "s", *options)
@@ -187,36 +175,36 @@ def test_what_is_made_again(translate, texts):
 
 
 def test_files_of_several_chunks(translate, monkeypatch):
-    """Each by itself, after the small ones; with draws each file is, as its lines are numbered."""
+    """With draws each is alone; what is no text is passed over. Sabotage: do not read it first."""
     monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (2, 4))
-    for name, begin, end in (
-        ("a", 0, 9),
-        ("b", 9, 12),
-        ("c", 12, 13),
-        ("d", 13, 17),
-        ("e", 17, 22),
-    ):
+    for name, (begin, end) in zip("abcde", pairwise((0, 9, 12, 13, 17, 22)), strict=True):
         write(f"in/{name}.de", *LINES[begin:end])
+    for name, data in (("large.bin", b"\0\n" * 20), ("bytes", b"b\0c\n"), ("png", b"\x89PNG\n")):
+        Path(f"in/{name}").write_bytes(b"a\n" * (name != "png") + data)
     for options in ((), ("--sample",)):
         alone = {f"{n}.en": translate("-i", f"in/{n}.de", *options).out.decode() for n in "abcde"}
-        done = translate("-i", "in", "--output-dir", f"out{len(options)}", *options)
+        words = ("-i", "in", "--output-dir", f"out{len(options)}", *options)
+        done = translate(*words)
         assert done.code == 0 and tree(f"out{len(options)}") == alone
         assert done.err.count(" per second") == (5 if options else 2)
-        assert translate("-i", "in", "--output-dir", f"out{len(options)}", *options).code == 0
-    Path("in/large.bin").write_bytes(b"a\n" + b"\0\n" * 20)
-    assert "1 not text" in translate("-i", "in", "--output-dir", "out0").err
+        assert "3 not text" in done.err and translate(*words).code == 0
+
+
+def meanwhile(monkeypatch, act) -> None:
+    """Lets something happen after each chunk is translated."""
+    translate_chunks = Translator.translate_chunks
+
+    def translate(*arguments):
+        for translations in translate_chunks(*arguments):
+            act()
+            yield translations
+
+    monkeypatch.setattr(Translator, "translate_chunks", translate)
 
 
 def test_an_input_that_changes(translate, texts, monkeypatch):
     """While others of its group are translated; sabotage: do not ask again."""
-    translate_chunks = Translator.translate_chunks
-
-    def change(*arguments):
-        for translations in translate_chunks(*arguments):
-            write("in/a/x.de", "anders")
-            yield translations
-
-    monkeypatch.setattr(Translator, "translate_chunks", change)
+    meanwhile(monkeypatch, lambda: write("in/a/x.de", "anders"))
     done = translate("-i", "in", "--output-dir", "out")
     assert done.code == 3 and "in/a/x.de: changed while it was read; " in done.err
     assert tree("out").keys() == texts.keys() - {"a/x.en"}
@@ -225,18 +213,11 @@ def test_an_input_that_changes(translate, texts, monkeypatch):
 def test_an_output_that_appears_meanwhile_is_not_replaced(translate, texts, monkeypatch):
     """Sabotage: look only before the translation."""
     monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (1, 2))
-    translate_chunks = Translator.translate_chunks
-
-    def write_outputs(*arguments):
-        for translations in translate_chunks(*arguments):
-            for name in ("out/a/x.en", "out/b/x.en"):
-                write(name, "of somebody else")
-            yield translations
-
-    monkeypatch.setattr(Translator, "translate_chunks", write_outputs)
+    names = "out/a/x.en", "out/b/x.en"
+    meanwhile(monkeypatch, lambda: [write(name, "of somebody else") for name in names])
     done = translate("-i", "in", "--output-dir", "out")
     assert done.code == 3
-    for name in ("out/a/x.en", "out/b/x.en"):
+    for name in names:
         assert f"warning: {name}: exists, and was edited or written by another" in done.err
         assert Path(name).read_text() == "of somebody else\n"
 
@@ -262,8 +243,7 @@ def test_jobs_with_one_folder_of_outputs(tmp_path):
     first.require_own(output)
     assert first.is_complete(output, made_from) and not first.is_complete(output, {})
     output.target.write_bytes(b"text of somebody else")
-    with pytest.raises(OutputError, match="edited or written by another program"):
-        first.require_own(output)
+    refuses(OutputError, "edited or written by another program", first.require_own, output)
 
 
 def test_the_translation_of_another_input_is_not_replaced(translate):
@@ -329,74 +309,3 @@ def test_more_files_than_a_process_can_open(copy_run, tmp_path):
     shell = ["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *map(str, words)]
     done = subprocess.run(shell, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and "150 translated" in done.stderr, done.stderr
-
-
-KILLED_AT_ANY_LINE = """
-import itertools, os, signal, sys, threading
-from pathlib import Path
-from types import SimpleNamespace
-from transformer_mt.system import files, output_record, outputs
-from transformer_mt.translation import small_files, summary
-from transformer_mt.translation.inputs import FilePair
-from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
-from transformer_mt.translation.translator import Translation
-
-os.fsync = lambda descriptor: None  # a killed process loses nothing that the system holds
-small_files._SYNC_THREADS = 1
-os.chdir(sys.argv[1])
-OPTIONS = TranslateOptions(LoadOptions(), SearchOptions())
-FILES = [module.__file__ for module in (files, output_record, small_files)]
-PAIRS = [FilePair(Path(f"in/{x}"), outputs.check_output(Path(f"out/{x}"))) for x in "ab"]
-
-def translate(mark):
-    def translate_chunks(chunks, advance):
-        return ([[Translation(line + mark, 0)] for line in lines] for lines in chunks)
-
-    translator = SimpleNamespace(chunk_lines=9, translate_chunks=translate_chunks)
-    result, record = summary.Summary(), output_record.OutputRecord(Path("out"))
-    job = small_files.SmallFiles(translator, OPTIONS, {"mark": mark}, record, result)
-    assert not job.translate(PAIRS) and not result.failed, result.failed
-    return {path.read_text() for path in Path("out").glob("[ab]")}
-
-def translate_until(limit):
-    lines = itertools.count(1)
-    def trace(frame, event, argument):
-        if frame.f_code.co_filename not in FILES:
-            return None
-        if event == "line" and next(lines) == limit:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-    threading.settrace(trace)
-    sys.settrace(trace)
-    translate("new")
-    os._exit(0)
-
-for limit in itertools.count(1):
-    for path in Path("out").iterdir():
-        path.unlink()
-    assert translate("old") == {"xold\\n"}
-    pid = os.fork()
-    if not pid:
-        translate_until(limit)
-    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert {path.read_text() for path in Path("out").glob("[ab]")} <= {"xold\\n", "xnew\\n"}
-    assert translate("new") == {"xnew\\n"}
-    left = {name for name in os.listdir("out") if not name.endswith(".lock")}
-    assert left == {output_record.RECORD, "a", "b"}, left
-    if ended:
-        break
-print(limit)
-"""
-
-
-def test_killed_at_any_line_of_code(tmp_path):
-    """SIGKILL while files are written: each is old or new, and known; the same command goes on.
-
-    Sabotage: record the files after they are written.
-    """
-    for name in ("in/a", "in/b", "out/x"):
-        write(str(tmp_path / name), "x")
-    words = [sys.executable, "-c", KILLED_AT_ANY_LINE, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 60, done.stdout

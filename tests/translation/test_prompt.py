@@ -1,13 +1,14 @@
 """The prompt at a terminal, driven through a pseudo-terminal."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import subprocess
-import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from unittest.mock import Mock
@@ -37,10 +38,10 @@ class Terminal:
     def __init__(self, *arguments: object, **streams: object) -> None:
         self._master, slave = pty.openpty()
         streams = {"stdin": slave, "stdout": slave, "stderr": slave, **streams}
-        # With the terminal as controlling terminal, Ctrl-C is a signal.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _AT_TERMINAL, *command(*arguments)],
+            command(*arguments),
             start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is then a signal
             env={**os.environ, **_AS_A_USERS},
             **streams,
         )
@@ -58,10 +59,7 @@ class Terminal:
         os.write(self._master, keys)
 
     def interrupt(self) -> None:
-        """Types Ctrl-C; again, if it came between the prompt's display and the wait for a key.
-
-        Python then notices it only at the next key.
-        """
+        """Types Ctrl-C until it ends: Python may miss one before it waits for a key."""
         while self.process.poll() is None:
             self.type(CTRL_C)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -97,12 +95,6 @@ _AS_A_USERS = {
     "INPUTRC": os.devnull,
     "OMP_NUM_THREADS": "2",  # of the threads, the prompt's must get the signals
 }
-
-_AT_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 
 
 @pytest.fixture

@@ -71,10 +71,7 @@ def decode(runtime: Reverser, processes: object) -> list[list[list[Hypothesis]]]
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_all_processes_decode_the_same_batches(world_size):
-    """As in validation: each decodes about the same share, and gets all results in order.
-
-    Sabotage: let each decode all; give the results by process.
-    """
+    """Equal shares, results in order. Sabotage: let each decode all; give results by process."""
     expected = decode(Reverser(), ALONE)
     runtimes = [Reverser() for _ in range(world_size)]
     with ThreadPoolExecutor(world_size) as pool:
@@ -112,7 +109,6 @@ def test_the_first_results_wait_for_few_batches():
 
 
 def test_processes_with_different_checkpoints(copy_run, monkeypatch):
-    """Are refused."""
     peers = Mock(is_main=True, gather=lambda value: [value, ["another"]])
     monkeypatch.setattr(sharing, "join_processes", lambda device: nullcontext(peers))
     checkpoints = find_models([copy_run])
@@ -122,7 +118,7 @@ def test_processes_with_different_checkpoints(copy_run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "is_launched", "device", "joined"),
+    ("model", "launched", "device", "joined"),
     [
         ("copy", True, "auto", "cuda"),
         ("copy", True, "cpu", "cpu"),
@@ -131,14 +127,12 @@ def test_processes_with_different_checkpoints(copy_run, monkeypatch):
         ("missing", True, "auto", "cuda"),
     ],
 )
-def test_for_which_device_processes_are_joined(
-    exported_run, monkeypatch, model, is_launched, device, joined
-):
+def test_the_device_of_joined_processes(exported_run, monkeypatch, model, launched, device, joined):
     """Those of CTranslate2 exchange no tensors, and a single process neither."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     join = Mock(side_effect=InterruptedError)
     monkeypatch.setattr(sharing, "join_processes", join)
-    monkeypatch.setattr(sharing, "is_launched", lambda: is_launched)
+    monkeypatch.setattr(sharing, "is_launched", lambda: launched)
     with pytest.raises(InterruptedError), share_work([exported_run.with_name(model)], device):
         pass
     join.assert_called_once_with(joined)

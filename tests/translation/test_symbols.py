@@ -2,12 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
 import torch
 from checkpoints.small_checkpoint import build_model, save_model, small_config
-from conftest import copy_lines, tiny_config
+from conftest import copy_lines, refuses, tiny_config
 
 from transformer_mt import load
 from transformer_mt.checkpoints.checkpoint import Checkpoint
@@ -109,16 +110,14 @@ def test_the_model_of_transformers_leaves_them_out_too(tmp_path):
 
 def test_a_run_with_symbols(corpus_dir, tmp_path, monkeypatch):
     """Trains and validates without giving them; another list is refused by the name of the key."""
-    runtimes = []
-    monkeypatch.setattr(
-        validation, "PyTorchRuntime", lambda *args: runtimes.append(args) or PyTorchRuntime(*args)
-    )
+    build = Mock(side_effect=PyTorchRuntime)
+    monkeypatch.setattr(validation, "PyTorchRuntime", build)
     changes = {"data__train": "train[:300]", "train__max_steps": 1, "valid__every": 1}
     config = tiny_config(corpus_dir, vocab__symbols=["<bt>"], **changes)
     train(config, tmp_path / "run")
-    assert [args[1:] for args in runtimes] == [([4],)]
-    with pytest.raises(CheckpointError, match=r"vocab.symbols \(was"):
-        train(tiny_config(corpus_dir, vocab__symbols=["<x>"], **changes), tmp_path / "run")
+    build.assert_called_once_with(ANY, [4])
+    other = tiny_config(corpus_dir, vocab__symbols=["<x>"], **changes)
+    refuses(CheckpointError, r"vocab.symbols \(was", train, other, tmp_path / "run")
 
 
 def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
@@ -132,12 +131,10 @@ def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
     first, second = SYMBOLS[:2]
     other_order = Vocabulary(learn(symbols=[second, first]).src_model, vocab.tgt_model)
     assert other_order.symbol_ids([first, second]) == [4, 5]
-    with pytest.raises(ConfigError, match=rf"^vocab.symbols: {first} is not a user-defined symbol"):
-        Vocabulary(learn(symbols=[]).src_model, vocab.tgt_model).symbol_ids([first])
-    for symbols, culprit in ((SYMBOLS[:2], None), (["<zz>"], "<zz>"), ([text], text)):
-        config = tiny_config(corpus_dir, vocab__path=str(path), vocab__symbols=symbols)
-        if culprit is None:
-            assert prepare(config).vocab.symbol_ids(symbols) == [4, 5]
-        else:
-            with pytest.raises(ConfigError, match=rf"^vocab.symbols: {culprit} is not a user-def"):
-                prepare(config)
+    without, message = Vocabulary(learn(symbols=[]).src_model, vocab.tgt_model), "is not a user-def"
+    refuses(ConfigError, f"^vocab.symbols: {first} {message}", without.symbol_ids, [first])
+    config = tiny_config(corpus_dir, vocab__path=str(path), vocab__symbols=[first, second])
+    assert prepare(config).vocab.symbol_ids([first, second]) == [4, 5]
+    for symbol in ("<zz>", text):
+        config = tiny_config(corpus_dir, vocab__path=str(path), vocab__symbols=[symbol])
+        refuses(ConfigError, f"^vocab.symbols: {symbol} {message}", prepare, config)

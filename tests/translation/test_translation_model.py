@@ -7,11 +7,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import copy_lines, tiny_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from conftest import copy_lines, refuses, tiny_config
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.model.ensemble import Ensemble
@@ -20,13 +17,10 @@ from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
+from transformer_mt.translation import translation_model
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, log_probabilities
-from transformer_mt.translation.translation_model import (
-    build_translation_model,
-    find_models,
-    models_splitter,
-)
+from transformer_mt.translation.translation_model import build_translation_model, find_models
 from transformer_mt.translation.translator import Translator
 
 LINES = ["", *copy_lines(14, 9), " ", "a", *copy_lines(8, 10)]
@@ -35,19 +29,11 @@ LINES = ["", *copy_lines(14, 9), " ", "a", *copy_lines(8, 10)]
 @pytest.fixture(scope="module")
 def other_run(copy_run, tmp_path_factory) -> Path:
     """Gives a run of another size with the same vocabulary."""
-    folder = tmp_path_factory.mktemp("other")
-    config = find_checkpoint(copy_run).config
-    vocab = find_checkpoint(copy_run).path / "vocab.model"
+    run_dir, checkpoint = tmp_path_factory.mktemp("other") / "run", find_checkpoint(copy_run)
     values = {"data__max_length": 20, "model__d_model": 32, "train__max_steps": 0}
-    other = tiny_config(Path(config.data.path), **values)
-    other = other.model_copy(update={"vocab": other.vocab.model_copy(update={"path": str(vocab)})})
-    train(other, folder / "run")
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def translator(copy_run) -> Translator:
-    return load(copy_run)
+    values["vocab__path"] = str(checkpoint.path / "vocab.model")
+    train(tiny_config(Path(checkpoint.config.data.path), **values), run_dir)
+    return run_dir
 
 
 def load(*paths: Path, search: SearchOptions = DEFAULT_SEARCH, **options) -> Translator:
@@ -87,8 +73,7 @@ def test_too_little_memory_for_a_batch(copy_run, monkeypatch, caplog):
     assert translator.n_best(LINES) == expected and max(sizes) > 2
     assert sum("decoded in halves" in text for text in caplog.messages) == 1
     monkeypatch.setattr(PyTorchRuntime, "_search", Mock(side_effect=MemoryError))
-    with pytest.raises(MemoryError):
-        translator.n_best(LINES)
+    refuses(MemoryError, "", translator.n_best, LINES)
 
 
 @torch.no_grad()
@@ -121,25 +106,20 @@ def test_an_ensemble_scores_by_the_mean_probability(copy_run, other_run):
     assert log_probabilities(Ensemble(models), pairs) == pytest.approx([float(tokens.sum())])
 
 
-def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, untrained_run):
-    """Runs with other pieces are refused by name."""
+def test_an_ensemble_splits_lines_as_its_most_limited_member_needs(copy_run, other_run):
+    """Which has the lower limit, has seen single sentences, or else the shortest lines."""
     assert load(copy_run, other_run).splitter.max_length == 20
-    message = r"untrained.*its vocabulary, or data.normalize, differs from that of .*copy"
-    with pytest.raises(CheckpointError, match=message):
-        load(copy_run, untrained_run)
-
-
-def test_an_ensemble_splits_lines_as_its_most_limited_member_needs(copy_run):
-    """Which has seen single sentences, or else the shortest lines."""
-    checkpoint = find_checkpoint(copy_run)
-
-    def member(percentile: int, several: float) -> Checkpoint:
+    checkpoint, members = find_checkpoint(copy_run), []
+    for percentile, several in ((20, 0.5), (10, 0.5), (24, 0.0)):
         sources = SourceStatistics(24, percentile, several)
-        return replace(checkpoint, state=replace(checkpoint.state, sources=sources))
+        members.append(replace(checkpoint, state=replace(checkpoint.state, sources=sources)))
+    assert translation_model.models_splitter(members[:2], LoadOptions()).usual_length == 10
+    assert translation_model.models_splitter(members, LoadOptions()).splits_every_sentence
 
-    members = [member(20, 0.5), member(10, 0.5), member(24, 0.0)]
-    assert models_splitter(members[:2], LoadOptions()).usual_length == 10
-    assert models_splitter(members, LoadOptions()).splits_every_sentence
+
+def test_an_ensemble_of_two_vocabularies_is_refused(copy_run, untrained_run):
+    message = r"untrained.*its vocabulary, or data.normalize, differs from that of .*copy"
+    refuses(CheckpointError, message, load, copy_run, untrained_run)
 
 
 def test_precisions(copy_run):
@@ -152,8 +132,8 @@ def test_precisions(copy_run):
         rounded = load(copy_run, precision="bf16")
         assert sum(map(str.__eq__, expected, rounded.translate(LINES))) > 0.8 * len(LINES)
         assert rounded.runtime.precision == "bf16"
-    with pytest.raises(DeviceError, match="precision fp16: this cpu does not support it"):
-        load(copy_run, precision="fp16", device="cpu")
+    message = "precision fp16: this cpu does not support it"
+    refuses(DeviceError, message, load, copy_run, precision="fp16", device="cpu")
 
 
 @torch.no_grad()
@@ -165,14 +145,3 @@ def test_scores_of_bf16_are_normalised_in_float32(copy_run):
     logits = model(batch.src, batch.tgt_in).float()
     expected = logits.log_softmax(-1).gather(2, batch.tgt_out[:, :, None]).sum()
     assert log_probabilities(model, pairs) == pytest.approx([float(expected)], abs=1e-3)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
-def test_any_lines(translator, lines):
-    r"""As many come out; those without a piece are empty, none holds a line break or a tab."""
-    translations = translator.translate(lines)
-    assert len(translations) == len(lines)
-    for line, text in zip(lines, translations, strict=True):
-        assert not set("\n\r\t") & set(text)
-        assert line.split() or not text

@@ -12,40 +12,25 @@ import time
 from pathlib import Path
 
 import fork_server
+import launch
 import pytest
 from conftest import copy_lines, run_program
-from launch import (
-    ENVIRONMENT,
-    FAULTY,
-    children,
-    exit_codes,
-    launch,
-    launch_faulty,
-    messages,
-    start,
-    together,
-    wait_until,
-    with_chunks_of,
-)
+from launch import ENVIRONMENT, FAULTY, children, exit_codes, messages, together, with_chunks_of
 
 CHUNK, LONG_CHUNK, KILLS = 16, 500, 2
 
 
 def alone(*arguments: object, chunk: int = CHUNK) -> subprocess.CompletedProcess[bytes]:
     """Runs the program in one process of one thread."""
-    done = fork_server.run(
-        [sys.executable, FAULTY, "chunks", 0, chunk, *arguments], env=ENVIRONMENT
-    )
+    words = [sys.executable, FAULTY, "chunks", 0, chunk, *arguments]
+    done = fork_server.run(words, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done
 
 
 @pytest.fixture
 def texts(tmp_path):
-    """Gives two inputs: of six chunks, the last short and some lines split, and of one.
-
-    A compressed output has a member for each chunk, so its bytes show the chunks.
-    """
+    """Gives inputs of six chunks, which members of a `.gz` show, and of one; some are split."""
     lines = copy_lines(5 * CHUNK + 3, 3)
     lines[7], lines[20] = "", " ".join(lines[:8])
     text = "".join(f"{line}\n" for line in lines).encode()
@@ -56,10 +41,7 @@ def texts(tmp_path):
 
 @pytest.fixture(scope="module")
 def long_text(copy_run, tmp_path_factory) -> tuple[Path, bytes]:
-    """Gives an input of many chunks, and its translation by one process that nothing stopped.
-
-    Processes notice within a second that their launcher was killed; they must not finish before.
-    """
+    """Gives an input that takes seconds, in which processes notice a kill, and its translation."""
     folder = tmp_path_factory.mktemp("texts")
     text = "".join(f"{line}\n" for line in copy_lines(26 * LONG_CHUNK, 2))
     (folder / "in.de").write_text(text)
@@ -79,9 +61,8 @@ def test_output_of_several_processes(exported_run, texts, tmp_path, name):
         one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))
         assert one == many and len(one) > 50
     assert sorted(path.name for path in (tmp_path / "many").glob("[!.]*")) == ["a.en.gz", "b.en"]
-    assert (
-        done.stderr.count("files: 2 translated") == 1 and done.stderr.count("translating with") == 1
-    )
+    for text in ("files: 2 translated", "translating with"):
+        assert done.stderr.count(text) == 1
     assert all(line.endswith("translated into nothing") for line in messages(done.stderr))
 
 
@@ -121,7 +102,7 @@ def test_a_mistake_is_said_once(copy_run, kind):
     arguments, text = ERRORS[kind]
     words = [copy_run if word == "RUN" else word for word in arguments]
     master, terminal = pty.openpty()
-    done = launch(2, *words, stdin=terminal)
+    done = launch.launch(2, *words, stdin=terminal)
     os.close(master)
     os.close(terminal)
     [message] = messages(done.stderr)
@@ -136,17 +117,15 @@ FAILURES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "fault"), [("translate", "device"), ("translate", "absent"), ("evaluate", "decode")]
-)
-def test_an_error_of_one_process_ends_all(copy_run, tmp_path, command, fault):
+@pytest.mark.parametrize("fault", FAILURES)
+def test_an_error_of_one_process_ends_all(copy_run, tmp_path, fault):
     """Within seconds, with its error alone; the main process may add what it has kept."""
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in copy_lines(40, seed=9)))
-    options = ["--input", tmp_path / "text", "--output", tmp_path / "out"]
-    if command == "evaluate":
-        options = ["--src", tmp_path / "text", "--ref", tmp_path / "text"]
+    options = ["translate", copy_run, "--input", tmp_path / "text", "--output", tmp_path / "out"]
+    if fault == "decode":
+        options = ["evaluate", copy_run, "--src", tmp_path / "text", "--ref", tmp_path / "text"]
     began = time.monotonic()
-    done = launch_faulty(fault, 1, 0, command, copy_run, *options, "--batch-tokens", 50)
+    done = launch.launch_faulty(fault, 1, 0, *options, "--batch-tokens", 50)
     assert time.monotonic() - began < 25
     [message] = [line for line in messages(done.stderr) if "error: " in line]
     assert message.startswith("process 1 of 2: error: ") and FAILURES[fault] in message
@@ -158,12 +137,11 @@ def to_file(run_dir: Path, source: Path, output: Path) -> tuple[object, ...]:
 
 
 def wait_for_chunks(state: Path, count: int, process: subprocess.Popen[str]) -> None:
-    """Waits until so many chunks are finished."""
 
     def is_finished() -> bool:
         return state.exists() and json.loads(state.read_bytes())["lines"] >= count * LONG_CHUNK
 
-    wait_until(is_finished, process)
+    launch.wait_until(is_finished, process)
 
 
 @pytest.mark.slow
@@ -171,7 +149,7 @@ def test_workers_killed_again_and_again(copy_run, long_text, tmp_path):
     """Each of two in turn, and the launcher restarts both: byte-equal to one process."""
     source, expected = long_text
     rng, state = random.Random(4), tmp_path / ".out.state"
-    process = start(
+    process = launch.start(
         2,
         *to_file(copy_run, source, tmp_path / "out"),
         options=("--max-restarts", 20),

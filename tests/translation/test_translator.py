@@ -1,31 +1,23 @@
 """The translator by hand: limits, splitting, batches and scores, with a model not trained."""
 
 import math
-from collections import Counter
 from concurrent.futures import CancelledError
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import refuses
 from torch import Tensor
 
-from transformer_mt.config.keys import DataConfig, ModelConfig, VocabConfig
+from transformer_mt.config.keys import DataConfig, ModelConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.splitting import LineSplitter
-from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
+from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.runtime import Hypothesis
 from transformer_mt.translation.translator import Translation, Translator, _join, count_kinds
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
-
-
-@pytest.fixture(scope="module")
-def vocab() -> Vocabulary:
-    """Gives a vocabulary whose pieces are characters, spaces included."""
-    return train_vocabulary([Counter({LETTERS: 1})], VocabConfig(kind="char", size=40))
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +27,7 @@ def _one_thread() -> None:
 
 
 class RecordingModel(Transformer):
-    """A random model that records what it is asked to translate, and may be made never to end.
-
-    Attributes:
-        batches: Source ids of each batch, without padding and end marks.
-        was_training: For each batch, whether the model was in training mode.
-    """
+    """A random model that records the sources of each batch, and may be made never to end."""
 
     def __init__(self, vocab: Vocabulary, ends: bool = True) -> None:
         torch.manual_seed(5)
@@ -51,11 +38,9 @@ class RecordingModel(Transformer):
             parameter.data.mul_(3.0)
         self.ends = ends
         self.batches: list[list[list[int]]] = []
-        self.was_training: list[bool] = []
 
     def begin_decoding(self, src: Tensor, max_length: int) -> object:
         self.batches.append([[i for i in row if i not in (PAD_ID, EOS_ID)] for row in src.tolist()])
-        self.was_training.append(self.training)
         return super().begin_decoding(src, max_length)
 
     def next_logits(self, ids: Tensor, state: object) -> Tensor:
@@ -81,17 +66,12 @@ def texts(vocab: Vocabulary, rows: list[list[int]]) -> list[str]:
     return vocab.tgt.decode(rows)
 
 
-@pytest.mark.parametrize(
-    "options", [SearchOptions(1), SearchOptions(1, with_scores=True), SearchOptions(4)]
-)
+@pytest.mark.parametrize("options", [(1,), (1, 1.0, True), (4,)])
 def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
-    """A model that never ends gives exactly the source's pieces + 50, for each line.
-
-    Sabotage: allow 40 or 51; take the limit of the longest line for all; call none of them cut.
-    """
+    """Sabotage: allow 40 or 51; take the longest line's limit for all; call none of them cut."""
     monkeypatch.setattr(vocab.tgt, "decode", lambda rows: [" ".join(map(str, row)) for row in rows])
     lines = ["a", "bcdef", "abcdefghijkl"]
-    runtime = PyTorchRuntime(RecordingModel(vocab, ends=False))
+    runtime, options = PyTorchRuntime(RecordingModel(vocab, ends=False)), SearchOptions(*options)
     outputs = Translator(runtime, vocab, splitter(vocab), options).translate(lines)
     pieces = [len(row) for row in vocab.src.encode(lines)]
     assert [len(text.split()) for text in outputs] == [count + 50 for count in pieces]
@@ -120,9 +100,7 @@ def test_a_split_line_joins_its_parts(vocab, cut_length):
         """Gives x alone, and as many as there may be, or none."""
         for batch in batches:
             counts = ((len(ids) + 50) * (len(ids) == cut_length) for ids, *_ in batch)
-            yield [
-                [Hypothesis([letter], -1.0), Hypothesis([letter] * count, -2.0)] for count in counts
-            ]
+            yield [[Hypothesis([letter], -1.0), Hypothesis([letter] * n, -2.0)] for n in counts]
 
     runtime = SimpleNamespace(device_type="cpu", batch_tokens=99, chunk_lines=(8, 9), decode=decode)
     options = SearchOptions(2, n_best=2)
@@ -130,33 +108,22 @@ def test_a_split_line_joins_its_parts(vocab, cut_length):
     advances: list[int] = []
     lines = ["kl", "", "ab cd. ef gh ij", "  ", "ab cd. ef gh ij"]
     translations = translator.n_best(lines, advances.append)
-    split = [
-        Translation("x x", -2.0, parts=2),
-        Translation("x" * (cut_length + 50), -4.0, parts=2, is_cut=True),
-    ]
+    cut = Translation("x" * (cut_length + 50), -4.0, parts=2, is_cut=True)
+    split = [Translation("x x", -2.0, parts=2), cut]
     empty = [Translation("", 0, parts=0)] * 2
     assert translations[1:] == [empty, split, empty, split]
     assert translations[0] == [Translation("x", -1.0), Translation("", -2.0)]
-    assert count_kinds(best for best, *_ in translations) == {
-        "split": 2,
-        "copied": 0,
-        "cut": 0,
-        "empty": 0,
-    }
+    counts = count_kinds(best for best, *_ in translations)
+    assert counts == {"split": 2, "copied": 0, "cut": 0, "empty": 0}
     assert sum(advances) == len(lines) and min(advances) >= 0
     assert (translator.first_chunk_lines, translator.chunk_lines) == (8, 9)
 
 
 def test_batches_by_hand(vocab):
-    """Longest first, `batch_tokens` over length and beam size, a short line counting as eight.
-
-    Sabotage: leave the end mark or the beam size out of the length.
-    """
+    """Longest first; a short line counts as eight. Sabotage: leave out end mark or beam size."""
     lines = ["b" * 2, "a", "c" * 3, "e" * 20, "d" * 9]  # the space before each is a piece too
-    expected = {
-        1: [["e" * 20, "d" * 9], ["ccc", "bb", "a"]],
-        2: [["e" * 20], ["d" * 9, "ccc"], ["bb", "a"]],
-    }
+    expected = {1: [["e" * 20, "d" * 9], ["ccc", "bb", "a"]]}
+    expected[2] = [["e" * 20], ["d" * 9, "ccc"], ["bb", "a"]]
 
     def batches(lines: list[str], beam_size: int, batch_tokens: int) -> list[list[str]]:
         translator = build_translator(vocab, SearchOptions(beam_size, batch_tokens=batch_tokens))
@@ -182,18 +149,13 @@ def test_batches_can_be_cancelled(vocab):
             raise CancelledError
 
     translator = build_translator(vocab, SearchOptions())
-    translator.runtime._workers = SimpleNamespace(
-        map=lambda f, items: (f(item, cancel) for item in items)
-    )
-    with pytest.raises(CancelledError):
-        translator.n_best(["a", "b"])
+    workers = SimpleNamespace(map=lambda f, items: (f(item, cancel) for item in items))
+    translator.runtime._workers = workers
+    refuses(CancelledError, "", translator.n_best, ["a", "b"])
 
 
 def test_batches_are_cut_chunk_by_chunk(vocab):
-    """However many lines are given at once; on a CPU the first chunk is small.
-
-    Sabotage: sort all lines together.
-    """
+    """However many lines are given at once. Sabotage: sort all lines together."""
     translator = build_translator(vocab, SearchOptions())
     translator.first_chunk_lines = translator.chunk_lines = 2
     translated = translator.n_best(["a", "bcd", "", "ef", "ghijk"])
@@ -209,10 +171,7 @@ def test_batches_are_cut_chunk_by_chunk(vocab):
 
 
 def test_equal_lines_of_a_chunk_are_translated_once(vocab):
-    """Parts of lines too, but not those of another chunk; each counts as a line.
-
-    Sabotage: remember the lines of all chunks.
-    """
+    """Parts too, but not those of another chunk. Sabotage: remember the lines of all chunks."""
     translator, counts = build_translator(vocab, SearchOptions(batch_tokens=1)), []
     translator.first_chunk_lines = translator.chunk_lines = 4
     translated = translator.n_best(["ab", "cd", "", "ab", "ab", " ab"], counts.append)
@@ -240,15 +199,11 @@ def test_lines_gone_wrong_are_told_apart():
 
 
 def test_limits_of_the_options(vocab):
-    """Beam sizes from 1 to half the vocabulary; penalties from 0 to 10.
-
-    Sabotage: compare with the limits the other way round, which passes NaN.
-    """
+    """Sabotage: compare with the limits the other way round, which passes NaN."""
     half = vocab.tgt.size // 2
     assert build_translator(vocab, SearchOptions(half, 10.0)).options.beam_size == half
     for size in (0, half + 1):
-        with pytest.raises(ConfigError, match=f"beam size {size}: choose 1 to {half}"):
-            build_translator(vocab, SearchOptions(size))
+        message = f"beam size {size}: choose 1 to {half}"
+        refuses(ConfigError, message, build_translator, vocab, SearchOptions(size))
     for alpha in (-0.1, 10.1, math.inf, math.nan):
-        with pytest.raises(ConfigError, match="length penalty .*: choose 0 to 10"):
-            build_translator(vocab, SearchOptions(4, alpha))
+        refuses(ConfigError, "length penalty .*: choose 0 to 10", SearchOptions, 4, alpha)
