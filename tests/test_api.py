@@ -8,7 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -85,7 +85,8 @@ def state():
     return {
         "signals": [str(signal.getsignal(number)) for number in numbers],
         "process": [socket.getdefaulttimeout(), dict(os.environ), str(sys.excepthook), os.getcwd()],
-        "threads": [threading.active_count(), torch.get_num_threads()],
+        "active threads": threading.active_count(),
+        "threads of an operation": torch.get_num_threads(),
         "modes": [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()],
         "types": [torch.get_float32_matmul_precision(), str(torch.get_default_dtype())],
         "backends": [backends.mkldnn.enabled, backends.cudnn.benchmark],
@@ -100,15 +101,20 @@ model = transformer_mt.load(sys.argv[1])
 model.translate(["abc de", "f"], beam_size=2)
 model.n_best(["abc de"], n=2)
 model.score(["abc"], ["abc"])
-model.attention("abc")
+if not model.checkpoints[0].is_exported:
+    model.attention("abc")
 after = state()
 print(json.dumps([key for key in before if before[key] != after[key]]))
 """
 
 
-def test_the_process_stays_as_it_was(copy_run):
-    """No signal handler, environment variable, timeout, flag or random state changes; no output."""
+def test_the_process_stays_as_it_was(copy_run, exported_run):
+    """No signal handler, environment variable, timeout, flag or random state changes; no output.
+
+    But an exported model has threads of its own.
+    """
     assert run_python(STATE, copy_run) == "[]\n"
+    assert run_python(STATE, exported_run) == '["active threads"]\n'
 
 
 FORK = """
@@ -306,6 +312,24 @@ def test_a_figure_of_attention_is_shown_inline(model):
     assert "\nabc de" in figure.get_suptitle()
 
 
+class Table:
+    """Like those of pandas: its items are the names of its columns."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self):
+        return iter(["German"])
+
+
+def test_lines_of_any_kind(model):
+    """A generator, a deque; lone surrogates, which no text has, are U+FFFD."""
+    lines = ["abc", "de \ud800 f", "\udc00"]
+    expected = model.translate(["abc", "de \ufffd f", "\ufffd"])
+    assert model.translate(iter(lines)) == model.translate(deque(lines)) == expected
+    assert expected[2] == "\ufffd"
+
+
 def test_arguments(copy_run, model, monkeypatch):
     """`max_length` and `split` decide where lines are split; mistakes are our own errors."""
     words = " ".join(["abc de."] * 3)  # more than 99.9% of the training lines have
@@ -335,6 +359,8 @@ def test_arguments(copy_run, model, monkeypatch):
         (TypeError, "pass a list of lines", lambda: model.sample("abc")),
         (TypeError, "pass a list of lines", lambda: model.score("a", ["a"])),
         (TypeError, "pass a list of lines", lambda: model.score(["a"], "a")),
+        (TypeError, "not a dict", lambda: model.translate({"a": "b"})),
+        (TypeError, "not a Table", lambda: model.translate(Table())),
         (TypeError, "item 1 of the lines is NoneType", lambda: model.translate(["a", None])),
         (TypeError, "as a str, not NoneType", lambda: model.encoder_output(None)),
         (TypeError, "as a str, not list", lambda: model.attention(["abc"])),

@@ -181,4 +181,3 @@ def test_an_error_of_the_system(monkeypatch, call, error, message):
     if isinstance(error, MemoryError):
         monkeypatch.setitem(sys.modules, "transformer_mt.system.device", None)
     assert call() == (2, b"", message)
-    monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=error))

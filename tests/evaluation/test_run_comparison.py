@@ -99,6 +99,7 @@ def test_weights_are_named_only_where_there_is_an_average(corpus_dir, tmp_path):
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.replace("ema_bleu", "other"))
+    shutil.rmtree(run / "evaluations")
     row = read_rows([run])[0][0]
     assert row["validation: BLEU"] == 30.0 and row["validation: perplexity"] == 1.0
 
@@ -311,6 +312,7 @@ def test_no_two_rows_look_the_same():
     lines = format_rows(groups, "markdown", ["x*"]).splitlines()
     assert lines[0] == "| run | optim.lr_scale | search | x: BLEU |" and lines[2] != lines[3]
     assert "\noptim.lr\\_scale & search & x: BLEU " in format_rows(groups, "latex", ["x*"])
+    assert "0.5000" in format_rows([[{"score": "x: BLEU", "p": 0.5}]], "latex", ["p"])
 
 
 def test_latex():

@@ -37,6 +37,11 @@ def test_other_metrics_and_intervals_are_sacrebleus(tmp_path):
     for score in scores:
         assert str(score) == f"{score.value:.2f} ± {score.confidence:.2f}"
         assert f"± {score.confidence:.2f})" in score.text
+    several = [references, hypotheses[::-1]]
+    expected = sacrebleu.BLEU(lowercase=True).corpus_score(hypotheses, several)
+    score = corpus_score(hypotheses, several, choose_metrics("en", lowercase=True)[0])
+    assert score.value == expected.score and "nrefs:2" in score.signature
+    assert score.value != corpus_score(hypotheses, several[:1], metrics[0]).value
     differences = compare_scores(hypotheses, references, [references], metrics)
     assert [each.score for each in differences] == [score.title for score in scores]
     assert not any("bs:" in each.signature for each in differences)

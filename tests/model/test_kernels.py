@@ -1,6 +1,7 @@
 """The CPU's fast paths compute what plain PyTorch computes."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -87,18 +88,28 @@ def test_other_devices_use_the_references(monkeypatch):
 
 
 @pytest.mark.parametrize("is_mkl_fast", [True, False])
-@torch.no_grad()
 def test_packed_weights_are_copies_and_end(monkeypatch, is_mkl_fast):
-    """The copies give the same for any number of rows; after the block the weights count again."""
+    """They give the same for any number of rows, but for gradients and after a change.
+
+    Sabotage: use a copy whatever its weight is now; use it where gradients are wanted.
+    """
     monkeypatch.setattr(kernels, "has_fast_mkl", lambda: is_mkl_fast)
     module = Linear(64, 48)
     inputs = [torch.randn(1, rows, 64) for rows in (1, 2, 15, 128, 300)]
-    expected = list(map(module, inputs))
+    with torch.no_grad():
+        expected = list(map(module, inputs))
+    product = Mock(wraps=kernels.onednn_linear)
+    monkeypatch.setattr(kernels, "onednn_linear", product)
     with packed_weights(module):
-        with packed_weights(module):
+        with packed_weights(module), torch.no_grad():
+            assert_close(list(map(module, inputs)), expected, atol=1e-5, rtol=1e-5)
+        assert all(call.args[1] is not module.weight for call in product.mock_calls)
+        assert product.call_count == len(inputs)
+        module(inputs[0]).sum().backward()
+        assert_close(module.weight.grad, inputs[0].sum((0, 1)).expand(48, 64))
+        with torch.no_grad():
             module.weight.zero_()
-        assert_close(list(map(module, inputs)), expected, atol=1e-5, rtol=1e-5)
-    assert_close(module(inputs[0]), module.bias.expand(1, 1, -1))
+            assert_close(module(inputs[0]), module.bias.expand(1, 1, -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -78,3 +78,23 @@ def test_closing_and_an_error_stop_the_workers():
         assert not waiting.running and torch.get_num_threads() == 2
     assert list(workers.map(waiting, [0, 0, 0])) == [0, 0, 0]
     assert time.monotonic() - began < SECONDS
+
+
+def test_threads_that_start_later_have_as_many_as_before():
+    """Whichever of two calls ends last. Sabotage: let each restore the number that it found."""
+    torch.set_num_threads(8)
+    first = WorkerThreads(2).map(lambda item, check: item, range(9))
+    next(first)
+
+    def call_meanwhile() -> None:
+        second = WorkerThreads(2).map(lambda item, check: item, range(9))
+        next(second)
+        first.close()
+        second.close()
+
+    numbers = list[int]()
+    for target in (call_meanwhile, lambda: numbers.append(torch.get_num_threads())):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join(SECONDS)
+    assert numbers == [8]

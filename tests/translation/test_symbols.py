@@ -17,6 +17,7 @@ from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.text.batching import EncodedLines, flatten
 from transformer_mt.text.epoch_pairs import LineSampler
 from transformer_mt.text.prepared import prepare
+from transformer_mt.text.splitting import leading_symbols
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary, train_vocabulary
 from transformer_mt.training import validation
 from transformer_mt.training.run import train
@@ -138,3 +139,10 @@ def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
     for symbol in ("<zz>", text):
         config = tiny_config(corpus_dir, vocab__path=str(path), vocab__symbols=[symbol])
         refuses(ConfigError, f"^vocab.symbols: {symbol} {message}", prepare, config)
+
+
+def test_few_symbols_stand_before_each_part_of_a_line():
+    """More are text, since the positions of a model are limited. Sabotage: take them all."""
+    pattern = leading_symbols(["<bt>", "<x>"])
+    assert pattern.match("<bt> <x> ab <bt>").group() == "<bt> <x> "
+    assert pattern.match("<bt> " * 1000 + "ab").group() == "<bt> " * 8

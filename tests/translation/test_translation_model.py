@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import copy_lines, refuses, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, DeviceError
@@ -145,3 +147,31 @@ def test_scores_of_bf16_are_normalised_in_float32(copy_run):
     logits = model(batch.src, batch.tgt_in).float()
     expected = logits.log_softmax(-1).gather(2, batch.tgt_out[:, :, None]).sum()
     assert log_probabilities(model, pairs) == pytest.approx([float(expected)], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def translator(copy_run) -> Translator:
+    return load(copy_run)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
+def test_any_lines(translator, lines):
+    r"""As many come out; those without a piece are empty, none holds a line break or a tab."""
+    translations = translator.translate(lines)
+    assert len(translations) == len(lines)
+    for line, text in zip(lines, translations, strict=True):
+        assert not set("\n\r\t") & set(text)
+        assert line.split() or not text
+
+
+def test_fp32_is_fp32_whatever_the_default_is(copy_run):
+    """Sabotage: leave the type of weights or positions to PyTorch's default."""
+    model = find_checkpoint(copy_run).build_model()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        other = find_checkpoint(copy_run).build_model()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    ids = torch.arange(4, 40)[None]
+    assert torch.equal(model(ids, ids), other(ids, ids))

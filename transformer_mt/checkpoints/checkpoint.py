@@ -185,6 +185,7 @@ class Checkpoint:
         Its weights are their moving average, if there is one and `raw` is False.
         """
         model = Transformer(self.config.model, self.vocab.src.size, self.vocab.tgt.size, PAD_ID)
+        model.float()  # whatever PyTorch's default is
         name = EMA if self.is_averaged(raw) else MODEL
         model.load_state_dict(self.load_tensors(name))
         return model.eval()

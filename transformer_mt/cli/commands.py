@@ -47,7 +47,7 @@ def init(
 
 def train(
     config: Path = CONFIG,
-    run: Path | None = option("DIR", "Run directory. Default: RUN, checkpoints/NAME of NAME.toml."),
+    run: Path | None = option("DIR", "Run directory. Default: checkpoints/NAME for NAME.toml."),
     set_: list[str] | None = SET,
     dry_run: bool = flag("Take a few steps; report sizes, speed, memory and time.", "--dry-run"),
     quiet: bool = QUIET,

@@ -163,8 +163,7 @@ def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> l
                 row[title] = score.value
                 signature = _RESAMPLING.sub("", score.signature)  # of an interval, not shown here
                 row[_SIGNATURES][title] = f"{score.title}|{signature}"
-    has_best = any(row.keys() >= run.keys() for row in rows.values())
-    return [*([] if has_best else [run]), *rows.values()]
+    return list(rows.values()) or [run]
 
 
 def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
@@ -258,7 +257,7 @@ def format_rows(
     rows = [row for group in groups for row in group]
     titles = _titles(rows, columns)
     if file_format == "latex" and columns and not _matches("run", columns):
-        titles.remove("run")
+        titles = [title for title in titles if title != "run"]
     if file_format == "json":
         objects = [{t: row[t] for t in (*titles, _SIGNATURES) if t in row} for row in rows]
         return json.dumps(objects, indent=1, ensure_ascii=False)

@@ -15,7 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_mt.system.device import has_fast_mkl
-from transformer_mt.system.private_torch import has_onednn_linear, onednn_linear, pack_onednn_weight
+from transformer_mt.system.private_torch import (
+    has_onednn_linear,
+    onednn_linear,
+    pack_onednn_weight,
+    tensor_version,
+)
 
 FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""
@@ -49,7 +54,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: Input, (..., inputs).
-        weight: Weight, (outputs, inputs); if packed, the packed copy is used, without gradients.
+        weight: Weight, (outputs, inputs). Without gradients its packed copy is used, if it has one
+            and has not changed since.
         bias: Bias, (outputs,).
 
     Returns:
@@ -62,8 +68,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _apply_to_rows(_PaddedLinear, x, weight, bias, dtype)
     if not _can_use_onednn(weight) or dtype != torch.float32:
         return F.linear(x, weight, bias)
-    packed: Tensor | None = getattr(weight, _PACKED, None)
-    if packed is not None:
+    version, packed = getattr(weight, _PACKED, (None, None))
+    if packed is not None and version == tensor_version(weight) and not torch.is_grad_enabled():
         return onednn_linear(x, packed, bias)
     if has_fast_mkl():
         return F.linear(x, weight, bias)
@@ -171,8 +177,8 @@ def pack_weights(model: nn.Module) -> list[Tensor]:
     """Gives `linear` copies of a model's weights in oneDNN's own layout.
 
     A step of decoding multiplies few rows. With such copies oneDNN does that faster than MKL, the
-    smallest models excepted; otherwise it makes the copy for every product. The weights must not
-    change or be trained afterwards.
+    smallest models excepted; otherwise it makes the copy for every product. If a weight changes
+    afterwards, its copy is no longer used.
 
     Args:
         model: Its `nn.Linear` weights are packed, and the `output_weight` of any module, if they
@@ -189,13 +195,13 @@ def pack_weights(model: nn.Module) -> list[Tensor]:
             weights.append(weight)
     copies = list(map(pack_onednn_weight, weights))  # all or, if memory runs out, none
     for weight, copy in zip(weights, copies, strict=True):
-        setattr(weight, _PACKED, copy)
+        setattr(weight, _PACKED, (tensor_version(weight), copy))
     return weights
 
 
 @contextmanager
 def packed_weights(model: nn.Module) -> Iterator[None]:
-    """Packs the weights of a model within the block, where they must not change or be trained."""
+    """Packs the weights of a model within the block."""
     weights = pack_weights(model)
     try:
         yield

@@ -56,7 +56,8 @@ def sinusoid(positions: Tensor, d_model: int) -> Tensor:
         Sines at even and cosines at odd indices, (L, D), float32.
     """
     frequencies = torch.exp(
-        torch.arange(0, d_model, 2, device=positions.device) * (-math.log(10000.0) / d_model)
+        torch.arange(0, d_model, 2, dtype=torch.float32, device=positions.device)
+        * (-math.log(10000.0) / d_model)
     )  # (D / 2,)
     angles = positions[:, None] * frequencies  # (L, D / 2)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)  # (L, D)

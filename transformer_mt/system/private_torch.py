@@ -60,6 +60,11 @@ def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
     torch._foreach_lerp_(tensors, ends, weight)
 
 
+def tensor_version(tensor: Tensor) -> int:
+    """Returns a number that each change of a tensor raises; those of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def loss_scale(scaler: torch.amp.GradScaler) -> Tensor:
     """Returns the scale of an enabled scaler as a scalar tensor, without waiting for the device."""
     scale: Tensor | None = scaler._get_scale_async()

@@ -1,17 +1,22 @@
 """Worker threads that compute several items at once on a CPU, each item in one thread."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
-from threading import Event
+from threading import Event, Lock
 from typing import TypeVar
 
 import torch
 
 MAX_WORKERS = 8
 """Each worker needs its own memory, and Python code runs in only one of them at a time."""
+
+_lock = Lock()
+_threads_of_callers: list[int] = []
+"""PyTorch's threads before each call of `WorkerThreads.map` that has not ended, in order."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -69,20 +74,36 @@ class WorkerThreads:
             yield from (function(item, raise_if_cancelled) for item in remaining)
             return
         pending = deque[Future[Result]]()
-        try:
-            # One item more than workers, so that none is idle; later items are not begun.
-            for item in islice(remaining, workers + 1):
-                pending.append(self._pool.submit(compute, item))
-            while pending:
-                wait([pending[0]])
-                for item in islice(remaining, 1):
-                    pending.append(self._pool.submit(compute, item))
-                yield pending.popleft().result()
-        finally:
-            cancelled.set()
-            for future in pending:
-                future.cancel()
+        with _restored_threads(threads):
             try:
-                wait(pending)
+                # One item more than workers, so that none is idle; later items are not begun.
+                for item in islice(remaining, workers + 1):
+                    pending.append(self._pool.submit(compute, item))
+                while pending:
+                    wait([pending[0]])
+                    for item in islice(remaining, 1):
+                        pending.append(self._pool.submit(compute, item))
+                    yield pending.popleft().result()
             finally:
-                torch.set_num_threads(threads)  # also for threads that start later
+                cancelled.set()
+                for future in pending:
+                    future.cancel()
+                wait(pending)
+
+
+@contextmanager
+def _restored_threads(threads: int) -> Iterator[None]:
+    """Restores PyTorch's threads once the last of several calls at the same time has ended.
+
+    The number that a worker sets holds for all threads that start later, new callers included.
+    """
+    with _lock:
+        _threads_of_callers.append(threads)
+    try:
+        yield
+    finally:
+        with _lock:
+            first = _threads_of_callers[0]
+            _threads_of_callers.pop()
+            if not _threads_of_callers:
+                torch.set_num_threads(first)

@@ -153,8 +153,8 @@ def warn_of_direction(config: DataConfig, place: str, src: str, tgt: str) -> Non
     By the first two letters, so that `deu` is `de`.
     """
     names = [name.removesuffix(compression_suffix(Path(name))) for name in (src, tgt)]
-    languages = [config.tgt_lang[:2], config.src_lang[:2]]
-    if all(languages) and [name.rpartition(".")[2][:2] for name in names] == languages:
+    endings = [name.rpartition(".")[2][:2] for name in names]
+    if endings == [config.tgt_lang[:2], config.src_lang[:2]] != endings[::-1]:
         logger.warning(
             f"{place}: source and target look swapped; data.src_lang is {config.src_lang} and"
             f" data.tgt_lang is {config.tgt_lang}"

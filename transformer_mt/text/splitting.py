@@ -21,6 +21,8 @@ from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
 
 Part = list[int] | str  # ids to translate, or text to copy
 
+_MOST_SYMBOLS = 8
+"""Symbols of a line that are repeated before each of its parts."""
 SINGLE_SENTENCES = 0.01
 """Below this share of training lines with several sentences, every sentence is a part."""
 _RARE_SENTENCES, _RARE_LINES = 0.1, 5_000
@@ -110,9 +112,12 @@ class SourceStatistics:
 
 
 def leading_symbols(symbols: Sequence[str]) -> re.Pattern[str]:
-    """Makes a pattern of the symbols at the beginning of a line, up to the text after them."""
+    """Makes a pattern of the symbols at the beginning of a line, up to the text after them.
+
+    They are repeated before each part of a line, so more of them than a line needs are text.
+    """
     any_symbol = "|".join(map(re.escape, symbols)) or "(?!)"
-    return re.compile(rf"\A(?:\s*(?:{any_symbol})\s++(?=\S))+")
+    return re.compile(rf"\A(?:\s*(?:{any_symbol})\s++(?=\S)){{1,{_MOST_SYMBOLS}}}")
 
 
 def has_words(text: str) -> bool:

@@ -265,8 +265,10 @@ class StepFitter:
 
     def _capture_packs(self, progress: Progress) -> None:
         """Makes the engine compute packs of the capacity that is due, unless it does already."""
+        if not self.packs:
+            return
         capacity, engine = self._pack_capacity(progress), self.engine
-        if not self.packs or (engine.packed and engine.packed.capacity == capacity):
+        if engine.packed and engine.packed.capacity == capacity:
             return
         engine.packed = None
         with self._failing_together(is_capturing=True):

@@ -85,7 +85,11 @@ class Validator:
         )
         data, symbols = engine.config.data, engine.config.vocab.symbols
         self._splitter = LineSplitter(vocab.src, data, corpus.sources, symbols=symbols)
-        self._vocab, self._never = vocab, vocab.symbol_ids(symbols)
+        self._vocab, never = vocab, vocab.symbol_ids(symbols)
+        models = [engine.model, *([engine.ema.model] if engine.ema else [])]
+        self._runtimes = {
+            model: SharedRuntime(PyTorchRuntime(model, never), engine.processes) for model in models
+        }
         self._of_old_text = Validator(engine, old_text, corpus) if old_text else None
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
@@ -113,7 +117,7 @@ class Validator:
 
     def _validate(self, model: Transformer, advance: Callable[[int], object]) -> Validation:
         """Scores a model on the raw references."""
-        runtime = SharedRuntime(PyTorchRuntime(model, self._never), self._engine.processes)
+        runtime = self._runtimes[model]
         nll = mean_nll(model, self._encoded, runtime.map)
         hypotheses, bleu = self._translate(runtime, advance)
         metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu}

@@ -74,14 +74,16 @@ class CTranslate2Runtime:
             logger.info(f"{model.path}: this CPU does not support {stored}; computing in float32")
         has_own_gpu = self.device_type == "cuda" and is_launched()
         try:
-            self._translator = ctranslate2.Translator(
+            # It sets the threads of the libraries for the thread that makes it.
+            self._translator = self._pool.submit(
+                ctranslate2.Translator,
                 str(model.path),
                 self.device_type,
                 device_index=read_number("LOCAL_RANK") if has_own_gpu else 0,
                 inter_threads=threads,
                 intra_threads=1,
                 compute_type=compute_type,
-            )
+            ).result()
         except (RuntimeError, ValueError, TypeError) as error:  # a path that is not UTF-8, too
             raise CheckpointError(f"{model.path}: CTranslate2 cannot load it: {error}") from None
 

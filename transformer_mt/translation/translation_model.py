@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 SavedModels: TypeAlias = "list[Checkpoint] | list[ExportedModel]"
 """One or several checkpoints, which form an ensemble, or an exported model."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class TranslationModel:
 
     def translate(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         *,
         beam_size: int = DEFAULT_SEARCH.beam_size,
         length_penalty: float = DEFAULT_SEARCH.length_penalty,
@@ -131,13 +134,12 @@ class TranslationModel:
             ConfigError: If the beam size exceeds half the vocabulary.
             TypeError: If `lines` is a string (write [line] for a single line), or a line is not.
         """
-        _require_lines(lines)
         options = SearchOptions(beam_size, length_penalty)
-        return self.translator(options).translate(lines)
+        return self.translator(options).translate(_list_lines(lines))
 
     def n_best(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         *,
         n: int,
         beam_size: int | None = None,
@@ -158,16 +160,16 @@ class TranslationModel:
             ConfigError: If `n` is not between 1 and the beam size, or the beam size exceeds half
                 the vocabulary.
         """
-        _require_lines(lines)
+        rows = _list_lines(lines)
         beam_size = n if beam_size is None else beam_size
         if not 1 <= n <= beam_size:
             raise ConfigError(f"n = {n}: choose 1 or more, and at most the beam size")
         options = SearchOptions(beam_size, length_penalty, with_scores=True, n_best=n)
-        return self.translator(options).n_best(lines)
+        return self.translator(options).n_best(rows)
 
     def sample(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         *,
         top_k: int | None = None,
         temperature: float = Sampling.temperature,
@@ -184,11 +186,10 @@ class TranslationModel:
         Raises:
             ConfigError: If an option is wrong, or this is an exported model.
         """
-        _require_lines(lines)
         options = SearchOptions(sampling=Sampling(top_k, temperature, seed))
-        return self.translator(options).translate(lines)
+        return self.translator(options).translate(_list_lines(lines))
 
-    def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
+    def score(self, sources: Iterable[str], hypotheses: Iterable[str]) -> list[float]:
         """Computes the log-probability in nats of one given translation of each source.
 
         This is the sum over the pieces of a translation and EOS, without length penalty. A line
@@ -200,8 +201,7 @@ class TranslationModel:
                 an exported model.
         """
         self._require_loading_process()
-        _require_lines(sources)
-        _require_lines(hypotheses)
+        sources, hypotheses = _list_lines(sources), _list_lines(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
         src, tgt = self.vocab.src.encode(sources), self.vocab.tgt.encode(hypotheses)
@@ -290,13 +290,22 @@ class TranslationModel:
         return src_ids, greedy.ids
 
 
-def _require_lines(lines: Sequence[str]) -> None:
-    """Refuses a string, since it is also a sequence of strings, and lines that are not strings."""
-    if isinstance(lines, str):
-        raise TypeError("pass a list of lines, such as [line], not a string")
-    for i, line in enumerate(lines):
+def _list_lines(lines: Iterable[str]) -> list[str]:
+    """Lists lines, with U+FFFD for lone surrogates, which are not text.
+
+    Raises:
+        TypeError: If this is a string, which is also a sequence of strings, or something else
+            whose items are not its lines, or a line is not a string.
+    """
+    rows = list(lines)
+    # A table of pandas has the length of its columns, and the items of its row of names.
+    is_table = isinstance(lines, Sized) and len(lines) != len(rows)
+    if is_table or isinstance(lines, (str, Mapping, Set)):
+        raise TypeError(f"pass a list of lines, such as [line], not a {type(lines).__name__}")
+    for i, line in enumerate(rows):
         if not isinstance(line, str):
             raise TypeError(f"item {i} of the lines is {type(line).__name__}: a line must be a str")
+    return [_SURROGATE.sub("\ufffd", line) for line in rows]
 
 
 def find_models(paths: Sequence[Path]) -> SavedModels:
