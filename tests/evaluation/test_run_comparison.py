@@ -222,6 +222,9 @@ def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
     for paths in (runs, runs[1:]):
         assert len(with_means(read_greedy(paths))) == len(paths)
     assert "a, b, copy: some have the same seed, so there is no mean" in caplog.messages
+    caplog.clear()
+    format_rows(read_greedy(runs), "latex")
+    assert len(caplog.messages) == 1
 
 
 def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):

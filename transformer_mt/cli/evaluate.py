@@ -197,5 +197,6 @@ def tune(
     from transformer_mt.evaluation.tuning import format_tuning, tune_search
 
     options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
+    runs = list({run.resolve(): run for run in runs}.values())  # one named twice counts once
     if tuned := tune_search(runs, (valid, split), searches, options):
         print(format_tuning(runs, tuned))

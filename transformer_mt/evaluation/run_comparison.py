@@ -204,9 +204,8 @@ def _by_seed(group: Sequence[Row]) -> dict[int | None, Row]:
     return {}
 
 
-def _with_mean(group: Sequence[Row], replaces_runs: bool) -> Sequence[Row]:
-    """Adds mean ± sample standard deviation of the finished runs, where all have a number."""
-    rows = list(_by_seed(group).values())
+def _with_mean(group: Sequence[Row], rows: Sequence[Row], replaces_runs: bool) -> Sequence[Row]:
+    """Adds mean ± sample standard deviation of the finished rows, where all have a number."""
     if len(rows) < 2:
         return group
     mean = {"run": f"mean ± std. dev. of {len(rows)}", **_common(rows[0])}
@@ -266,7 +265,9 @@ def format_rows(
         cells = [[row.get(title, "") for title in titles] for row in rows]
         csv.writer(content, lineterminator="\n").writerows([titles, *cells])
         return content.getvalue().removesuffix("\n")
-    shown = [_with_mean(group, file_format == "latex") for group in groups]
+    finished = [list(_by_seed(group).values()) for group in groups]
+    with_runs = zip(groups, finished, strict=True)
+    shown = [_with_mean(group, rows, file_format == "latex") for group, rows in with_runs]
     table = [[[_format_cell(row, title) for title in titles] for row in group] for group in shown]
     texts = sum(title in _TEXT_COLUMNS for title in titles)
     if file_format == "text":
@@ -275,7 +276,7 @@ def format_rows(
     if file_format == "latex":
         known = dict.fromkeys(item for row in rows for item in row.get(_SIGNATURES, {}).items())
         signatures = [text for title, text in known if title in titles or _SCORE in titles]
-        seeds = {len(_by_seed(group)) for group in groups}
+        seeds = set(map(len, finished))
         counts = sorted(seeds - {0, 1})
         number = f"{counts[0]} " if len(counts) == 1 else ""
         singles = "; single runs have no ±" if counts != sorted(seeds) else ""
