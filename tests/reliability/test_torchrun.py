@@ -1,5 +1,6 @@
 """Workers and launchers that are killed or stopped: the run continues as if nothing happened."""
 
+import itertools
 import os
 import random
 import shutil
@@ -73,16 +74,22 @@ def test_killed_and_stopped_again_and_again_a_run_ends_as_if_never_stopped(confi
     done = together(2, "train", config, "--run", whole)
     assert done.returncode == 0, done.stderr
     rng, arguments = random.Random(1), ("train", config, "--run", run_dir)
-    process = start(2, *arguments, options=("--max-restarts", 20))
-    for kill in range(KILLS):
-        log = run_dir / "train.log"
-        wait_until(lambda log=log, kill=kill: launch.count_text(log, " command: ") > kill, process)
+    process, starts = start(2, *arguments, options=("--max-restarts", 20)), itertools.count(1)
+
+    def wait_for_start() -> None:
+        """Waits until a start has removed what an earlier one logged after its last checkpoint."""
+        log, number = run_dir / "train.log", next(starts)
+        wait_until(lambda: launch.count_text(log, " command: ") >= number, process)
+
+    for _ in range(KILLS):
+        wait_for_start()
         time.sleep(3 * rng.random())
         workers = children(process)
         assert len(workers) == 2
         os.kill(rng.choice(workers), signal.SIGKILL)
         wait_for_end(workers, 10)
     for step, signum, is_read in STOPS:
+        wait_for_start()
         wait_for_step(run_dir, step, process)
         workers = children(process)
         assert len(workers) == 2
@@ -94,7 +101,7 @@ def test_killed_and_stopped_again_and_again_a_run_ends_as_if_never_stopped(confi
         assert process.wait(timeout=30)
         if signum != signal.SIGKILL:
             saved = load_newest(run_dir).progress.step
-            assert saved >= step
+            assert saved >= step, stderr
             assert stderr.count(f"interrupted and saved at step {saved}") == 1
             # Before the last start, the survivor of a killed worker may have said so.
             assert "unreachable" not in stderr.rpartition(" training pairs of ")[2]

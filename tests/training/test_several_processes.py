@@ -93,6 +93,7 @@ def test_an_error_of_one_process_ends_all(corpus_dir, tmp_path, fault):
         assert end in done.stderr and len(errors) <= 1
         assert all("another process has ended or is unreachable" in error for error in errors)
     else:
+        assert len(errors) == 1, done.stderr
         [error] = errors
         assert error.startswith(beginning) and end in error, done.stderr
     assert done.returncode == 1
