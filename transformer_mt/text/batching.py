@@ -138,12 +138,13 @@ class EncodedPairs:
     def batch(self, indices: Indices) -> Batch:
         """Collects the given pairs, with BOS and EOS, into a padded batch on the CPU."""
         src, tgt_in, tgt_out = self.marked(indices)
-        tokens = len(src.ids), len(tgt_out.ids)
-        return Batch(src.padded(), tgt_in.padded(), tgt_out.padded(), *tokens)
+        src_tokens, tgt_tokens = len(src.ids), len(tgt_out.ids)
+        return Batch(src.padded(), tgt_in.padded(), tgt_out.padded(), src_tokens, tgt_tokens)
 
     def count_tokens(self, indices: Indices) -> TokenCounts:
         """Counts the tokens of the batch of the given pairs."""
-        return TokenCounts(*self.lengths[:, indices].sum(axis=1).tolist())
+        src_tokens, tgt_tokens = self.lengths[:, indices].sum(axis=1).tolist()
+        return TokenCounts(src_tokens, tgt_tokens)
 
 
 def encode_pairs(
