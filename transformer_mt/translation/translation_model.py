@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -298,8 +298,7 @@ def _list_lines(lines: Iterable[str]) -> list[str]:
             whose items are not its lines, or a line is not a string.
     """
     rows = list(lines)
-    # A table of pandas has the length of its columns, and the items of its row of names.
-    is_table = isinstance(lines, Sized) and len(lines) != len(rows)
+    is_table = getattr(lines, "ndim", 1) > 1  # the items of one of pandas are its columns' names
     if is_table or isinstance(lines, (str, Mapping, Set)):
         raise TypeError(f"pass a list of lines, such as [line], not a {type(lines).__name__}")
     for i, line in enumerate(rows):
