@@ -185,7 +185,7 @@ def test_ctrl_c_before_and_after_the_program(monkeypatch):
 
 
 def test_signals_that_stop():
-    """The first is noted, the second raises; all is restored, and nothing changed in a thread."""
+    """The first is noted, or replaces an error; the second raises; nothing changes in a thread."""
     numbers, handler = (signal.SIGINT, signal.SIGTERM), Mock()
 
     def handled_in_thread() -> object:
@@ -199,5 +199,11 @@ def test_signals_that_stop():
             with pytest.raises(Interrupted) as stop:
                 signal.raise_signal(signal.SIGINT)
         assert stop.value.exit_code == 130
+        for before_errors, expected in (False, OSError), (True, Interrupted):
+            with pytest.raises(expected), catch_stop_signals(before_errors):
+                signal.raise_signal(signal.SIGTERM)
+                raise OSError
+            with pytest.raises(OSError), catch_stop_signals(before_errors):  # noqa: PT011
+                raise OSError
         assert [signal.getsignal(number) for number in numbers] == [handler, handler]
         assert pool.submit(handled_in_thread).result() is handler

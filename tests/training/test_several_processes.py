@@ -1,6 +1,7 @@
 """Several processes train the same as one, and report errors once."""
 
 import copy
+import signal
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -8,16 +9,17 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import equal, records, tiny_config, write_config
+from conftest import around_steps, equal, records, tiny_config, write_config
 from launch import FAULTY, assert_close, exit_codes, launch, launch_faulty, messages, together
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
-from transformer_mt.errors import ConfigError
+from transformer_mt.errors import ConfigError, Interrupted, TrainingError
 from transformer_mt.system.launcher import is_main_process
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.training import run as run_module
+from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
 
 
@@ -99,6 +101,24 @@ def test_an_error_of_one_process_ends_all(corpus_dir, tmp_path, fault):
     assert done.returncode == 1
     assert 2 in exit_codes(done.stderr) or fault == "kill"
     assert fault == "nan" or load_newest(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, TrainingError), (1, Interrupted)])
+def test_an_error_after_the_signal_of_the_launcher(
+    corpus_dir, tmp_path, monkeypatch, rank, expected
+):
+    """Only the main process reports its own. Sabotage: forget the signal at an error."""
+
+    def fail(engine: Engine, step: int) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+            raise TrainingError
+
+    around_steps(monkeypatch, before=fail)
+    config = tiny_config(corpus_dir, train__max_steps=3)
+    trainer = build_trainer(config, tmp_path / "run", processes=Processes(rank, 2))
+    with pytest.raises(expected):
+        trainer.run(None)
 
 
 def test_memory_that_runs_out_in_one_process(alone, tmp_path):
