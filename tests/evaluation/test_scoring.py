@@ -71,6 +71,18 @@ def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path):
     assert by_words.value < 1 and by_words.tokenizer == "13a"
 
 
+def test_ter_counts_the_characters_of_chinese_and_japanese():
+    """Not whole sentences. Sabotage: leave out `asian_support`."""
+    for hypothesis, reference, language in (
+        ("我们明天一起吃饭", "我们明天一起吃饭吧", "zh"),
+        ("老师今天买书", "老师今天买了书", "yue"),
+    ):
+        *_, ter = choose_metrics(language, ter=True, references=[[reference]])
+        score = corpus_score([hypothesis], [[reference]], ter)
+        assert score.value == pytest.approx(100 / len(reference))
+        assert "|norm:yes|punct:yes|asian:yes|" in score.signature
+
+
 SENTENCES = {
     "ครูซื้อหนังสือที่ตลาดวันนี้และแม่พบปลา": ["th", "tha_Thai", "xx"],
     "ຄູຊື້ປຶ້ມຢູ່ຕະຫຼາດມື້ນີ້": ["lo"],

@@ -46,6 +46,7 @@ def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="au
         ("fr", "« Il part. » |Elle reste. |Elle crie : « Au secours ! » |Il vient."),
         ("en", "George W. Bush of the U.S. Army paid $1.50. |Then Ph.D. Jones left."),
         ("fr", "Il en a 5. |Elle aussi."),
+        ("fr", "Il part. |« Je reviens », dit-il. |« Quand ? » |— « Demain. » |Elle attend."),
         ("zh", "“你好。”|他说。|我"),
         ("zh", "no capitals. |here。|But here. not"),
         ("xx", "An unknown language. |Is split."),
@@ -81,6 +82,15 @@ def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="au
         ("hi", "वह घर गया। |मैं यहाँ रहा।।|क्या"),
         ("ar", "ماذا تفعل؟ |أنا هنا."),
         ("ur", "میں گیا۔ |وہ آیا۔"),
+        ("fa", "چرا؟! |«کجا؟» |(کجا؟) |او رفت."),
+        ("hi", 'वह बोला, "मैं आऊँगा।" |वह गया।'),
+        ("zh", "【注意！】|《你好！》|好。"),
+        ("en", "i like it. |you too? |see https://t.co/aB3 @Ann. |ok #NeverGiveUp"),
+        ("ka", "NATO მოვა. |შენ რჩები."),
+        ("hy", "Ես գնում եմ։ |Դու մնում ես։"),
+        ("am", "ትቀራለህ፧ |እሺ።"),
+        ("zh", "你好!|走吧?|好的! |Hello! 3!4"),
+        ("el", "Πού είσαι; |«Εδώ;» |Έλα! |Τι; |1; Ναι."),
         ("my", "သူလာသည်။ငါ".replace("။", "။|")),
         ("ja", "来た．|３．５を見た｡|終わり．"),
         ("de", ""),
@@ -108,6 +118,7 @@ def test_sentences_joined_give_the_text(text, language):
         ("", False),
         ("https://example.com/ein/Weg?x=ä www.Beispiel.de, (info@firma.de)", False),
         ("mailto:a.b+c@d.org; HTTP://X.Y", False),
+        ("„https://a.de“ «https://a.de» https://t.co/aB3… www.a.de😀 www.a.vn/Việt", False),
         ("siehe https://example.com", True),
         ("www.example.com请看", True),
         ("@name #tag", True),
@@ -177,6 +188,7 @@ def test_where_a_long_line_is_split(vocab, line, parts):
 def test_a_clause_ends_at_a_full_width_mark_and_has_pieces(vocab, tmp_path):
     """Nothing is a part after a mark at the end, nor where a vocabulary normalises q to nothing."""
     assert split(vocab, "ab cd，ef gh ij") == ["ab cd ⁇ ", "ef gh ij"]
+    assert split(vocab, "ab cd، ef gh ij") == ["ab cd ⁇ ", "ef gh ij"]
     assert split(vocab, "ab cd efgh ij：") == ["ab cd efgh", "ij ⁇ "]
     (tmp_path / "rules.tsv").write_text("71\t\n")
     rules = {"normalization_rule_tsv": str(tmp_path / "rules.tsv")}

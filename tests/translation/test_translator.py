@@ -83,8 +83,8 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
 
 def test_chinese_parts_are_joined_without_a_space():
     """Sabotage: look at the end of the whole text alone."""
-    parts = [[Translation(text, 0.0)] for text in ("你好。", "（世界）", "", "A.", "Go to 东京")]
-    assert _join(parts, 1)[0].text == "你好。（世界）A. Go to 东京"
+    parts = [[Translation(text, 0.0)] for text in ("你好。", "“世界！”", "", "A.", "“Go!”", "东京")]
+    assert _join(parts, 1)[0].text == "你好。“世界！”A. “Go!” 东京"
 
 
 @pytest.mark.parametrize("cut_length", [7, 9])

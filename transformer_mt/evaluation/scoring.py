@@ -21,7 +21,7 @@ from sacrebleu.significance import PairedTest, Result
 from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import logger
-from transformer_mt.text.cleaning import WITHOUT_SPACES, usual_script
+from transformer_mt.text.cleaning import EAST_ASIAN, WITHOUT_SPACES, usual_script
 
 _TWO_LETTERS = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
 """Two-letter codes of the languages for which sacreBLEU has a tokenizer, by three-letter ones."""
@@ -80,9 +80,9 @@ def choose_metrics(
         raise ConfigError(f"{cause}: choose {', '.join(names)}")
     language = re.split("[-_]", tgt_lang.lower())[0]  # zh of zh_CN
     language = _TWO_LETTERS.get(language, language)
+    script = usual_script(references[0]) if references else ""
     if name == "auto":
         name, cause = "", f"data.tgt_lang = {tgt_lang}"
-        script = usual_script(references[0]) if references else ""
         if script in WITHOUT_SPACES and language not in _TWO_LETTERS.values():
             name = "char"
             logger.info(
@@ -92,7 +92,8 @@ def choose_metrics(
     bleu = _make_bleu(cause, lowercase, name or None, "" if name else language)
     metrics: list[Metric] = [bleu, CHRF()]
     metrics += [CHRF(word_order=2)] if chrf_plus_plus else []
-    metrics += [TER()] if ter else []
+    by_character = script == EAST_ASIAN  # where a whole sentence would be one word
+    metrics += [TER(normalized=by_character, asian_support=by_character)] if ter else []
     for metric in metrics:
         metric.n_bootstrap = _RESAMPLES if confidence else None
     return metrics

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from importlib import resources
-from itertools import chain, takewhile
+from itertools import accumulate, chain, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,14 @@ _ENDS = ".!?…‼⁇⁈⁉"
 _AFTER_END = re.compile(r"(?:\[\w{1,4}\]|</\w{1,9}>|[⁰¹²³⁴-⁹]|[^\w,;:\-–—/&+=%])*+")
 """What may be attached to the end of a sentence: quotes, brackets, notes, tags, smileys."""
 _OPENING = "\"'„“‚‘»«‹([¿¡-–—"
-_UNSPACED_ENDS = "。｡！？।॥။។៕።؟۔"
+_UNSPACED_ENDS = "。｡！？।॥။។៕።፧؟۔։"
 """No space need follow these, and they have no other meaning."""
-_POSSIBLE_END = re.compile(rf"[{_ENDS}][^{_ENDS} ]*+ |[{_UNSPACED_ENDS}．].")
-_UNSPACED_SENTENCE = re.compile(rf".*?(?:[{_UNSPACED_ENDS}]|(?<!\d)．|．(?!\d))+[”’」』）]* ?|.+")
+_KANA_HAN = "[\u3040-\u30ff\u3400-\u9fff]"
+_POSSIBLE_END = re.compile(rf"[{_ENDS}][^{_ENDS} ]*+ |[{_UNSPACED_ENDS}．].|{_KANA_HAN}[!?].")
+_UNSPACED_SENTENCE = re.compile(
+    rf".*?(?:[{_UNSPACED_ENDS}]|(?<!\d)．|．(?!\d)|(?<={_KANA_HAN})[!?]+)+"
+    r"[.!?…”’»」』】）)\]}》〉]*+(?:[\"']+(?= |\Z))? ?|.+"
+)
 _QUOTED_SIGN = re.compile(rf"[`'\"„“‚‘(\[{{]+[{_ENDS}]+")
 _DASHES = "-", "--", "–", "—"
 _CONTINUING = tuple(")]}.,:;!?&/+=%|")  # no sentence begins with these
@@ -56,8 +60,8 @@ _LISTS = tomllib.loads(
     resources.files(__package__).joinpath("abbreviations.toml").read_text(encoding="utf-8")
 )
 # Only Latin letters, since in other scripts a sentence may follow without a space.
-_ADDRESS = re.compile(r"\W*+(\w++://|www\.|mailto:|[\w.+-]++@\w)[!-~À-ɏ]+", re.IGNORECASE)
-_CLAUSE_END = re.compile(r"(?<=[;:,–—]\s)|(?<=[；：，、])")
+_ADDRESS = re.compile(r"\W*+(\w++://|www\.|mailto:|[\w.+-]++@\w)[!-~À-ɏḀ-ỿ\W]+", re.IGNORECASE)
+_CLAUSE_END = re.compile(r"(?<=[;:,،؛፣፤–—]\s)|(?<=[；：，、])")
 
 
 @dataclass(frozen=True)
@@ -135,17 +139,24 @@ def split_sentences(text: str, language: str) -> list[str]:
         text: Words separated by single spaces.
         language: Code of the language, such as de.
     """
+    if language[:2] == "el" and ";" in text:  # the question mark of Greek
+        ends = accumulate(map(len, split_sentences(text.replace(";", "?"), language)), initial=0)
+        return [text[begin:end] for begin, end in pairwise(ends)]
     if not _POSSIBLE_END.search(text):  # as in most lines
         return [text] if text else []
     sentences, code = [], language[:2]
     for part in _UNSPACED_SENTENCE.findall(text):
         words = part.split(" ")
-        has_capitals, has_letters, tested, start, end = part != part.lower(), False, "", 0, 0
+        # At the beginning of words: addresses, hashtags and names of users have others.
+        has_capitals = any(word.lstrip(_OPENING)[:1].isupper() for word in words)
+        has_letters, tested, start, end = False, "", 0, 0
         for place, following in enumerate(words):
-            if tested and not _MARK.fullmatch(following):
+            is_mark = _MARK.fullmatch(following) or (following == "«" and code == "fr")
+            if tested and not is_mark:
                 first = following.lstrip(_OPENING)[:1]
-                # In a text without capitals, any word may begin a sentence.
-                is_within = has_capitals and first.islower() or following.startswith(_CONTINUING)
+                # In a text without capitals, any word may begin a sentence, and in Georgian always.
+                is_lower = has_capitals and first != first.title()
+                is_within = is_lower or following.startswith(_CONTINUING)
                 before, marks = words[end - 2] if end > start + 1 else "", words[end:place]
                 if first and not is_within and _is_end(before, tested, following, code, marks):
                     end += sum(1 for _ in takewhile(_CLOSING_MARK.fullmatch, marks))

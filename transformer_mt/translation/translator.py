@@ -23,7 +23,7 @@ from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Runtime
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 
-_NO_SPACE_AFTER = re.compile("(?<=[。｡！？；：，、．」』）])\n")
+_NO_SPACE_AFTER = re.compile("(?<=[。｡！？；：，、．」』）])\n|(?<=[。！？][”’])\n")
 """Between parts of Chinese and Japanese, which are not separated by spaces."""
 _KINDS = {
     "split": (logging.INFO, "translated in parts"),
