@@ -92,11 +92,16 @@ def choose_metrics(
     bleu = _make_bleu(cause, lowercase, name or None, "" if name else language)
     metrics: list[Metric] = [bleu, CHRF()]
     metrics += [CHRF(word_order=2)] if chrf_plus_plus else []
-    by_character = script == EAST_ASIAN  # where a whole sentence would be one word
-    metrics += [TER(normalized=by_character, asian_support=by_character)] if ter else []
+    metrics += [_make_ter(script)] if ter else []
     for metric in metrics:
         metric.n_bootstrap = _RESAMPLES if confidence else None
     return metrics
+
+
+def _make_ter(script: str) -> TER:
+    """Counts characters of Chinese and Japanese, where a whole sentence would be one word."""
+    is_asian = script == EAST_ASIAN
+    return TER(normalized=is_asian, asian_support=is_asian)
 
 
 def _check_seed() -> None:
