@@ -1,5 +1,6 @@
 """What the guides say: the tutorial's commands, the model page, code for Python, the reference."""
 
+import math
 import os
 import re
 import runpy
@@ -15,11 +16,13 @@ import pytest
 from conftest import write_config
 
 import transformer_mt
+from transformer_mt.checkpoints.run_directory import RESUMABLE_CHECKPOINTS
 from transformer_mt.cli.figures import plot
 from transformer_mt.cli.program import app
 from transformer_mt.config.keys import DEFAULTS
 from transformer_mt.config.loading import load_config
 from transformer_mt.config.reference import list_sections
+from transformer_mt.model.transformer import parameter_shapes
 from transformer_mt.training.run import train
 
 ROOT = Path(__file__).parents[1]
@@ -220,6 +223,17 @@ def test_the_worked_change(corpus_dir, tmp_path):
     assert both == [f"{changed}, the source of translation/ has changed"]
     assert changed.endswith(" one: the source of model/ has changed")
     assert (tmp_path / "both" / "exported" / "model.bin").exists()
+
+
+def test_the_size_of_checkpoints():
+    """Of a full run, with the moments of two; weights and moments have 4 bytes each."""
+    text = " ".join((ROOT / "docs" / "training.md").read_text("utf-8").split())
+    for name, size in (("base", "2.5 GB in all"), ("big", "21 GB (computed)")):
+        config = load_config(ROOT / "configs" / f"wmt16-{name}.toml")
+        shapes = parameter_shapes(config.model, config.vocab.size, config.vocab.size)
+        numbers = config.train.keep_last + 1 + 2 * RESUMABLE_CHECKPOINTS
+        total = 4e-9 * numbers * sum(map(math.prod, shapes.values()))
+        assert f"{total:.2g} GB" in size and size in text
 
 
 def test_the_reference_is_current():

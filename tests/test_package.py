@@ -13,7 +13,7 @@ from transformer_mt import version
 
 
 def test_the_commit_is_that_of_the_package(tmp_path):
-    """Not of one around it. Sabotage: strip the output of git; leave out new files."""
+    """Not of one around it. Sabotage: strip the output of git; leave out files, or quote names."""
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -32,7 +32,7 @@ def test_the_commit_is_that_of_the_package(tmp_path):
     (tmp_path / "README.md").write_text("changed")
     assert version.source_state(package) == (commit, "")
     (package / "deep").mkdir()
-    (package / "deep" / "new.py").write_text("x = 'ä'\n\n")
+    (package / "deep" / "neü.py").write_text("x = 'ä'\n\n")
     assert version.source_state(package)[0] == f"{commit} with uncommitted changes"
     (package / "version.py").write_text("edited = True\n \n")
     told, diff = version.source_state(package)
@@ -40,7 +40,7 @@ def test_the_commit_is_that_of_the_package(tmp_path):
     git("clone", "-q", ".", "clone")
     (tmp_path / "source.diff").write_text(diff)
     git("-C", "clone", "apply", str(tmp_path / "source.diff"))
-    for name in ("version.py", "deep/new.py"):
+    for name in ("version.py", "deep/neü.py"):
         applied = tmp_path / "clone" / "package" / name
         assert applied.read_bytes() == (package / name).read_bytes()
 

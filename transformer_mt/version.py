@@ -51,7 +51,7 @@ def source_state(package: Path = _PACKAGE) -> tuple[str, str]:
     files, diff = f"{package.name}/*.py", ("diff", "--no-ext-diff", "--no-color")
     if not shutil.which("git") or not git("ls-files", f"{package.name}/version.py"):
         return "unknown", ""
-    new = git("ls-files", "--others", "--exclude-standard", files).splitlines()
+    new = git("ls-files", "-z", "--others", "--exclude-standard", files).split("\0")[:-1]
     changes = git(*diff, "HEAD", "--", files)
     changes += "".join(git(*diff, "--no-index", os.devnull, name) for name in new)
     commit = git("rev-parse", "--short", "HEAD").strip() or "unknown"

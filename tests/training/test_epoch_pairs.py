@@ -80,12 +80,14 @@ def test_pairs_with_symbols_are_not_reversed_or_joined(corpus_dir, tmp_path, key
 
 
 def test_a_run_that_ends_among_reversed_pairs_is_told(corpus_dir, tmp_path, caplog):
-    """Sabotage: say it of each run, or only of one that ends within these epochs."""
+    """Sabotage: say it of each run, only of one that ends within these epochs, or last."""
+    caplog.set_level("INFO")
     for epochs, warned in ((0, 0), (1, 0), (2, 1)):
         caplog.clear()
         recipe = {"train__bidirectional_epochs": epochs, "train__max_epochs": 2}
         train(tiny_config(corpus_dir, **recipe, data__train="train[:40]"), tmp_path / str(epochs))
         assert caplog.text.count("all epochs had reversed pairs") == warned
+        assert caplog.messages[-1].startswith("done: train.max_epochs = 2, at step ")
 
 
 @pytest.mark.parametrize("reversing", [0, 9])

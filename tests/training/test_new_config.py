@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_one_error, copy_lines, pairs_of, records
+from conftest import assert_one_error, copy_lines, pairs_of, records, tiny_config
 from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -22,6 +22,7 @@ from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training import new_config
 from transformer_mt.training.new_config import TextStatistics, choose_keys, measure_text
 from transformer_mt.training.optimizer import noam_rate
+from transformer_mt.training.run import train
 
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
 
@@ -176,6 +177,16 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call, monkeypatch):
     done = call("init", "b", "--src", "text.en", "--tgt", "text.de", "--from", run)
     assert load_config(Path("b.toml")).train.bidirectional_epochs == 0
     assert f"warning: {run} translates de to en, this text is en to de\n" in done.err
+
+
+def test_fine_tuning_a_run_with_symbols(work, corpus_dir, tmp_path, call, monkeypatch):
+    """Pairs with symbols cannot be joined. Sabotage: keep what suits little text on a fast CPU."""
+    run, symbols = tmp_path / "run", ["<bt>"]
+    train(tiny_config(corpus_dir, vocab__symbols=symbols, train__max_steps=0), run)
+    monkeypatch.setattr(new_config, "this_machine", lambda: CPU)
+    done = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--from", run)
+    assert done.code == 0, done.err
+    assert load_config(Path("new.toml")).vocab.symbols == symbols
 
 
 LINES = b"a\n" * 300

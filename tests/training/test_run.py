@@ -71,6 +71,7 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     expected["parameters"] = sum(each.numel() for each in newest.build_model().parameters())
     expected["vocabulary"] = stored.VocabularySizes(292, 292, "bpe")
     noted = {"environment": {**newest.state.environment, "cut of a step": cut}}
+    noted["environment"]["last change on resume"] = "none"
     noted["software"] = describe_software()
     assert described == stored.RunDescription(**expected, **noted)
     assert f" {newest.progress.micro_batch_tokens:,} positions; " in cut
@@ -128,6 +129,16 @@ def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path,
     Path("mine/config.toml").write_text(own)
     assert call("train", "mine/config.toml", "--run", "mine", *place, "-q").code == 0
     assert Path("mine/config.toml").read_text() == own
+
+
+def test_what_has_changed_while_the_run_that_is_repeated_was_trained(run_dir, tmp_path, call):
+    """Even if it has changed back since. Sabotage: record the environment of the last start."""
+    for steps, size in ((9, 300), (10, "auto")):
+        changes = f"train.max_steps={steps}", f"train.micro_batch_tokens={size}"
+        assert call("train", run_dir, *(f"--set={change}" for change in changes)).code == 0
+    again = "train", run_dir, "--run", tmp_path / "new", "--set", "train.max_steps=1", "-q"
+    change = "last change on resume (was at step 9, is none)"
+    assert call(*again).err == f"warning: differs from {run_dir}: {change}\n"
 
 
 def test_what_has_not_reached_its_end_is_not_complete(corpus_dir, tmp_path, monkeypatch):

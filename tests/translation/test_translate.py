@@ -160,7 +160,8 @@ def test_a_stream_is_not_read_on_by_a_restart(translate, source, no_model, monke
     """Lines that a lost process had read would be missing; several launchers count separately."""
     monkeypatch.setenv(variable, "2")
     from_stdin = translate("--output", source.with_name("out"), stdin=source)
-    for done in (from_stdin, translate("--input", source)):
+    from_list = translate("--files-from", "-", "--output-dir", source.with_name("o"), stdin=source)
+    for done in (from_stdin, translate("--input", source), from_list):
         assert_one_error(done, "were restarted, cannot translate a stream, since it")
 
 

@@ -56,10 +56,10 @@ class Progress:
     steps are done, and `seconds` covers all resumptions. `best_bleu` is the best score by
     `valid.metric`, 0 if that is nll, and negative before the first validation; `best_nll` decides
     between equal ones. `precision` and `micro_batch_tokens` are the values to which `auto` was
-    resolved. `finer_step` is the step at which the latter was lowered for lack of memory, or 0. The
-    digests are of the training ids, of the validation text, and of the checkpoint of
-    `train.init_from`, which had taken `init_step` steps; `init_names` has its name and that of its
-    text, and the digest of that.
+    resolved. `finer_step` is the step at which the latter was lowered for lack of memory, or 0, and
+    `changed_step` that at which a resumption last ended bit-equality. The digests are of the
+    training ids, of the validation text, and of the checkpoint of `train.init_from`, which had
+    taken `init_step` steps; `init_names` has its name and that of its text, and the digest of that.
     """
 
     step: NonNegativeInt = 0
@@ -79,6 +79,7 @@ class Progress:
     init_digest: str = ""
     init_names: dict[str, str] = field(default_factory=dict)
     best_nll: float = 0.0
+    changed_step: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,11 @@ def log_start(log: RunLog, trainer: Trainer) -> None:
 
 
 def _environment(trainer: Trainer) -> dict[str, str]:
-    """Lists what bit-equality depends on, with how steps are cut."""
-    fitter = trainer.fitter
-    return {**numeric_environment(fitter), "cut of a step": fitter.describe(trainer.progress)}
+    """Lists what bit-equality depends on, with how steps are cut, and when that last changed."""
+    fitter, progress = trainer.fitter, trainer.progress
+    changed = f"at step {progress.changed_step}" if progress.changed_step else "none"
+    values = {"cut of a step": fitter.describe(progress), "last change on resume": changed}
+    return {**numeric_environment(fitter), **values}
 
 
 def describe_run(trainer: Trainer, at_end: bool = False) -> None:

@@ -203,6 +203,7 @@ def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str
         "optim.warmup_steps": _WARMUP,
         "optim.lr_scale": float(f"{final_rate / noam_rate(_WARMUP, 1, _WARMUP):.2g}"),
         "train.bidirectional_epochs": 0,
+        "train.join_pairs": False,
         "train.init_from": str(_from_folder(run, config.parent)),
         "valid.every": 200,
         "valid.old_text": True,

@@ -72,8 +72,7 @@ class CheckpointSaver:
             if name := find_nonfinite(content):
                 raise TrainingError(
                     f"step {progress.step}: {name} of {file} is not finite: training has"
-                    " diverged; this step is not saved, earlier ones are; start a new run"
-                    " with a lower optim.lr_scale"
+                    " diverged; this step is not saved; start a new run with a lower optim.lr_scale"
                 )
             tensors[file] = {key: value.to("cpu", copy=True) for key, value in content.items()}
         environment = numeric_environment(self._fitter)

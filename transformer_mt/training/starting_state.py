@@ -49,12 +49,13 @@ def resume(
     environment = numeric_environment(fitter)
     recorded = checkpoint.state.environment
     changes = reasons_against_bit_equality(checkpoint.config, recorded, config, environment)
+    progress = replace(checkpoint.progress, precision=new.precision)
     if changes:
         logger.warning(
             "from here on the run is not bit-equal to an uninterrupted one: %s",
             ", ".join(changes.values()),
         )
-    progress = replace(checkpoint.progress, precision=new.precision)
+        progress = replace(progress, changed_step=progress.step)
     if CUT_BY.isdisjoint(changes):
         return progress
     return replace(progress, micro_batch_tokens=new.micro_batch_tokens, finer_step=0)

@@ -128,8 +128,8 @@ class Trainer:
                         reason = self._reached_limit()
                         self._save(final=reason is not None)
                     reason = reason or self._train_epochs()
-                logger.info(f"done: {reason}, at step {self.progress.step}; {following}")
                 self._warn_of_reversed_pairs()
+                logger.info(f"done: {reason}, at step {self.progress.step}; {following}")
             except _Stopped:
                 self._save(final=True)
                 step = self.progress.step

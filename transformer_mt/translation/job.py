@@ -56,12 +56,8 @@ class _Job:
         has_columns = self.options.input.column or self.options.input.output_column
         if has_columns and not is_table:
             raise ConfigError(f"{pair.name}: not a table; add --input-format tsv, csv or jsonl")
-        if not pair.is_resumable and attempt() != "0":
-            raise OutputError(
-                f"{pair.output.name}: several machines, and processes that were restarted, cannot"
-                " translate a stream, since it cannot be read again; name files as --input and"
-                " --output"
-            )
+        if not pair.is_resumable:
+            _require_first_attempt(pair.output.name)
         with pair.output.lock():
             translator, made_from = self._load_translator()
             self.summary.add_file(translate_file(translator, pair, self.options, made_from))
@@ -72,6 +68,8 @@ class _Job:
         Raises:
             FailedFilesError: At the end, if there are such files.
         """
+        if self.files.files_from and not self.files.files_from.is_file():
+            _require_first_attempt(f"--files-from {self.files.files_from}")
         record, data = OutputRecord(folder, self.files.overwrite), self.models[0].config.data
         pairs = plan_folder(self.files, record, (data.src_lang, data.tgt_lang), self.summary)
         if pairs:
@@ -90,6 +88,15 @@ class _Job:
         self.summary.models = [checkpoint.digest for checkpoint in model.checkpoints]
         translator = model.translator(self.options.search)
         return translator, _fingerprint(model, translator, self.options)
+
+
+def _require_first_attempt(stream: str) -> None:
+    """Raises OutputError if an earlier attempt may have read a stream, or written to it."""
+    if attempt() != "0":
+        raise OutputError(
+            f"{stream}: several machines, and processes that were restarted, cannot translate a"
+            " stream, since it cannot be read again; name files instead"
+        )
 
 
 def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptions) -> None:
