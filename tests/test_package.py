@@ -104,7 +104,8 @@ def test_comments_and_docstrings_are_no_part_of_the_source(tmp_path, monkeypatch
 
 ROOT = Path(__file__).parents[1]
 
-OTHER_FILES = """py.typed translation/model_card.md figures/report.html figures/figures.mplstyle
+OTHER_FILES = """py.typed translation/model_card.md translation/usage_ctranslate2.md
+    translation/usage_transformers.md figures/report.html figures/figures.mplstyle
     text/abbreviations.toml training/fine_tuning.toml training/new_config.toml
     training/recipes.toml""".split()
 BUILD = "import setuptools.build_meta as build, sys; print(build.build_{}(sys.argv[1]))"

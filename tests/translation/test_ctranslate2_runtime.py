@@ -19,7 +19,8 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
-from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.translation_model import build_translation_model, find_models
 
 LINES = [line.decode(errors="replace") for line in NASTY if len(line) < 100] + copy_lines(40, 8)
 LINES += [" ".join(LINES[-8:]), LINES[-1]]  # longer than the model's training lines; a repeated one
@@ -194,6 +195,17 @@ def test_files_of_two_exports_are_not_mixed(exported_run, tmp_path, name):
     replace_file(folder, name, content.replace(b'"a"', b'"b"', 1) + b"\n")
     message = f"^{folder / name}: not the file that `export` wrote$"
     refuses(CheckpointError, message, transformer_mt.load, folder)
+
+
+def test_a_model_that_is_replaced_before_it_is_loaded(exported_run, untrained_run, tmp_path):
+    """A link is switched while a job lists its files. Sabotage: leave out the second look."""
+    link, other = tmp_path / "current", tmp_path / "new"
+    export(find_checkpoint(untrained_run), other)
+    link.symlink_to(exported_run)
+    models = find_models([link])
+    link.unlink()
+    link.symlink_to(other)
+    refuses(CheckpointError, "was replaced", build_translation_model, models, LoadOptions())
 
 
 def test_what_export_did_not_write(exported_run, tmp_path):

@@ -180,7 +180,7 @@ def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
     return report
 
 
-card_of = partial(model_card, name="m", library="lib", usage="usage")
+card_of = partial(model_card, name="m", library="transformers", usage={"extra": 50, "default": 9})
 NAMES = {"name": "both", "text": "pairs", "text_digest": "f" * 64}
 
 
@@ -193,7 +193,8 @@ def test_the_card_of_an_average_has_what_is_known(averaged, caplog):
     begun = replace(checkpoint, state=replace(checkpoint.state, progress=began))
     assert "BLEU of its validation" not in card_of(begun)  # that was measured on another
     corpus, card = description.corpus, card_of(checkpoint)
-    header = {"language": ["de", "en"], "library_name": "lib", "pipeline_tag": "translation"}
+    header = {"language": ["de", "en"], "library_name": "transformers"}
+    header["pipeline_tag"] = "translation"
     assert yaml.safe_load(card.split("---\n")[1]) == header
     parameters = sum(parameter.numel() for parameter in checkpoint.build_model().parameters())
     for part in (
@@ -203,7 +204,8 @@ def test_the_card_of_an_average_has_what_is_known(averaged, caplog):
         f"de to en: {corpus.kept} of 600 pairs (dropped: {600 - corpus.kept} over 10 pieces), ",
         f" digest of the encoded text is `{description.corpus_digest}`.",
         "\n\n## Scores\n\nNone were measured on these weights",
-        "\n\n## How to use it\n\nusage\n",
+        "\n\n## How to use it\n\n    from transformers import ",
+        "`max_new_tokens`, 9 by default, is one limit for the whole batch.\n\n## Limits\n",
     ):
         assert part in card
     assert "Training began" not in card and "moving average" not in card

@@ -141,6 +141,14 @@ def test_a_bad_file_costs_one_file(translate):
     assert Path("out/own.en").read_text() == "mine\n"
 
 
+def test_a_folder_that_cannot_be_written(translate, monkeypatch):
+    """Is one mistake, not one per file. Sabotage: ask for each file alone."""
+    write("in/a.de", LINES[0])
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    done = translate("-i", "in", "--output-dir", "out", "--summary", "/dev/null")
+    assert_one_error(done, "out: not writable")
+
+
 def test_the_only_file_is_bad(translate):
     """Its reason is in the summary, too. Sabotage: catch only what happens while it is read."""
     done = translate("-i", "missing.de", "--summary", "s", "-q")
@@ -232,6 +240,23 @@ def test_another_process_writes_the_same_output(translate, texts):
             assert translate("in/a/x.de", "--output-dir", "out").code == 0
         assert Path("out/x.en").read_text() == texts["a/x.en"]
         assert other.partial.read_text() == "of another process"
+
+
+def test_a_large_file_that_another_job_has_translated(translate, monkeypatch):
+    """It is not translated again. Sabotage: ask only before the first large file."""
+    monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (1, 2))
+    write("in/a.de", *LINES[:5])
+    write("in/b.de", *LINES[5:9])
+    words, other_jobs = ("-i", "in", "--output-dir", "out"), list[int]()
+
+    def run_other_job():
+        if not other_jobs:
+            other_jobs.append(0)
+            other_jobs[0] = translate(*words).code  # `a.en` is being written
+
+    meanwhile(monkeypatch, run_other_job)
+    done = translate(*words)
+    assert other_jobs == [3] and "files: 1 translated, 1 already complete; 5 lines" in done.err
 
 
 def test_jobs_with_one_folder_of_outputs(tmp_path):

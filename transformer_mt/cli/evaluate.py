@@ -1,6 +1,6 @@
 """The commands `evaluate` and `tune`: check what was typed, call, print."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -10,6 +10,7 @@ from transformer_mt.cli.options import (
     QUIET,
     RUNS,
     ModelGroup,
+    OptionGroup,
     SearchGroup,
     argument,
     flag,
@@ -39,24 +40,28 @@ SPLIT = scored_option(
 )
 
 
-@dataclass(frozen=True)
-class ScoredGroup:
+class ScoredGroup(OptionGroup):
     """What is translated and scored."""
 
     split: str | None = SPLIT
-    test_set: str | None = scored_option(
-        "NAME", "sacreBLEU's name of a test set, such as wmt16, instead of a split."
-    )
-    src: Path | None = scored_option("FILE", "Source text, instead of a split.")
-    ref: list[Path] | None = scored_option(
-        "FILE", "Reference translation; may be repeated for several references."
-    )
-    src_column: str | None = scored_option("NAME_OR_NUMBER", "Column of --src, if that is a table.")
-    ref_column: str | None = scored_option("NAME_OR_NUMBER", "Column of each --ref, likewise.")
-    hypotheses: Path | None = scored_option("FILE", "Score this translation instead of making one.")
-    baseline: Path | None = scored_option("RUN_OR_FILE", "Compare with this run or translation.")
-    src_lang: str | None = scored_option("NAME", "Language of the source, if no run tells it.")
-    tgt_lang: str | None = scored_option("NAME", "Language of the translation, likewise.")
+    test_set: str | None = scored_option("NAME")
+    """sacreBLEU's name of a test set, such as wmt16, instead of a split."""
+    src: Path | None = scored_option("FILE")
+    """Source text, instead of a split."""
+    ref: list[Path] | None = scored_option("FILE")
+    """Reference translation; may be repeated for several references."""
+    src_column: str | None = scored_option("NAME_OR_NUMBER")
+    """Column of --src, if that is a table."""
+    ref_column: str | None = scored_option("NAME_OR_NUMBER")
+    """Column of each --ref, likewise."""
+    hypotheses: Path | None = scored_option("FILE")
+    """Score this translation instead of making one."""
+    baseline: Path | None = scored_option("RUN_OR_FILE")
+    """Compare with this run or translation."""
+    src_lang: str | None = scored_option("NAME")
+    """Language of the source, if no run tells it."""
+    tgt_lang: str | None = scored_option("NAME")
+    """Language of the translation, likewise."""
 
     def check(self, runs: int, save: Path | None) -> None:
         """Refuses options that need a run, or a single one."""
@@ -83,32 +88,33 @@ class ScoredGroup:
         return partial(load_test_set, **sources, test_set=self.test_set, save=save)
 
 
-@dataclass(frozen=True)
-class MetricGroup:
+class MetricGroup(OptionGroup):
     """The parameters of `choose_metrics`."""
 
-    ter: bool = report_flag("Compute TER too.", "--ter")
-    chrf_plus_plus: bool = report_flag("Compute chrF++ too.", "--chrf++")
-    lowercase: bool = report_flag("Compute BLEU of lower-cased text.", "--lowercase")
-    confidence: bool = report_flag("Compute sacreBLEU's 95% confidence interval.", "--confidence")
-    tokenizer: str | None = report_option(
-        "NAME",
-        "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
-        " Default: the run's valid.tokenize, or that of the target language.",
-        "--tokenize",
-    )
+    ter: bool = report_flag(None, "--ter")
+    """Compute TER too."""
+    chrf_plus_plus: bool = report_flag(None, "--chrf++")
+    """Compute chrF++ too."""
+    lowercase: bool = report_flag(None, "--lowercase")
+    """Compute BLEU of lower-cased text."""
+    confidence: bool = report_flag(None, "--confidence")
+    """Compute sacreBLEU's 95% confidence interval."""
+    tokenizer: str | None = report_option("NAME", None, "--tokenize")
+    """sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200. Default:
+    the run's valid.tokenize, or that of the target language."""
 
 
-@dataclass(frozen=True)
-class ReportGroup:
+class ReportGroup(OptionGroup):
     """What is saved and printed."""
 
-    save: Path | None = report_option("FILE", "File to save the translation to.")
-    overwrite: bool = report_flag("Let --save replace text that is scored.", "--overwrite")
-    samples: int = report_option(
-        "N", "Sentences to show; with --baseline those that differ most.", default=0, min=0
-    )
-    json_: bool = report_flag("Print JSON: one object per system, one per line.", "--json")
+    save: Path | None = report_option("FILE")
+    """File to save the translation to."""
+    overwrite: bool = report_flag(None, "--overwrite")
+    """Let --save replace text that is scored."""
+    samples: int = report_option("N", default=0, min=0)
+    """Sentences to show; with --baseline those that differ most."""
+    json_: bool = report_flag(None, "--json")
+    """Print JSON: one object per system, one per line."""
 
 
 @with_groups

@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from typing import Any, get_args
 
 import typer
+from pydantic import BaseModel, ConfigDict
 
 from transformer_mt.system.console import logger, show_messages
 from transformer_mt.translation.options import (
@@ -26,17 +26,20 @@ def argument(metavar: str, help: str, default: object = ...) -> Any:
 
 def option(
     metavar: str,
-    help: str,
+    help: str | None = None,
     *names: str,
     default: object = None,
     min: float | None = None,
     group: str | None = None,
 ) -> Any:
-    """Declares an option with a value; without names, it has that of its parameter."""
+    """Declares an option with a value; without names, it has that of its parameter.
+
+    In a group, the text below it is its help if there is no other.
+    """
     return typer.Option(default, *names, metavar=metavar, help=help, min=min, rich_help_panel=group)
 
 
-def flag(help: str, *names: str, group: str | None = None, **others: Any) -> Any:
+def flag(help: str | None = None, *names: str, group: str | None = None, **others: Any) -> Any:
     """Declares an option without a value."""
     return typer.Option(False, *names, help=help, rich_help_panel=group, **others)
 
@@ -59,20 +62,21 @@ QUIET = flag("Only warnings and errors on stderr.", "-q", "--quiet", callback=sh
 """Takes effect when it is parsed; commands need not look at its value."""
 
 
-@dataclass(frozen=True)
-class SearchGroup:
+class OptionGroup(BaseModel):
+    """Base of groups of options, each with its help below it."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class SearchGroup(OptionGroup):
     """How `translate` and `evaluate` search."""
 
-    ensemble: bool = search_flag("Decode with the named runs as one ensemble.", "--ensemble")
-    beam_size: int = search_option(
-        "N", "Beam size; 1 is greedy search.", default=SearchOptions.beam_size, min=1
-    )
-    length_penalty: float = search_option(
-        "ALPHA",
-        "Exponent of the length penalty of beam search, 0 to 10.",
-        default=SearchOptions.length_penalty,
-        min=0.0,
-    )
+    ensemble: bool = search_flag(None, "--ensemble")
+    """Decode with the named runs as one ensemble."""
+    beam_size: int = search_option("N", default=SearchOptions.beam_size, min=1)
+    """Beam size; 1 is greedy search."""
+    length_penalty: float = search_option("ALPHA", default=SearchOptions.length_penalty, min=0.0)
+    """Exponent of the length penalty of beam search, 0 to 10."""
 
     def warn_of_length_penalty(self, with_scores: bool = False) -> None:
         """Warns of a length penalty that changes nothing, which a loop over settings may give."""
@@ -81,14 +85,11 @@ class SearchGroup:
             logger.warning("--length-penalty has no effect on greedy search: add --beam-size 4")
 
 
-@dataclass(frozen=True)
-class ModelGroup:
+class ModelGroup(OptionGroup):
     """How `translate` and `evaluate` load models."""
 
-    precision: Precision | None = search_option(
-        values_of(Precision),
-        "Precision of weights and arithmetic. Default: fp32; an exported model has its own.",
-    )
+    precision: Precision | None = search_option(values_of(Precision))
+    """Precision of weights and arithmetic. Default: fp32; an exported model has its own."""
     batch_tokens: int | None = search_option(
         "N",
         "Largest batch: source pieces, padding included, times the beam size. A CPU decodes a batch"
@@ -97,12 +98,10 @@ class ModelGroup:
         f" {CTRANSLATE2_BATCH_TOKENS['cuda']}.",
         min=1,
     )
-    max_length: int | None = search_option(
-        "N", "Pieces after which text is split. Default: from the training text.", min=1
-    )
-    device: Device = search_option(
-        values_of(Device), "Where to translate.", default=LoadOptions.device
-    )
+    max_length: int | None = search_option("N", min=1)
+    """Pieces after which text is split. Default: from the training text."""
+    device: Device = search_option(values_of(Device), default=LoadOptions.device)
+    """Where to translate."""
     raw: bool = RAW
 
 
@@ -111,17 +110,20 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {}
     options: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
-        is_group = is_dataclass(parameter.annotation)
-        if is_group:
-            groups[parameter.name] = parameter.annotation
-            options += inspect.signature(parameter.annotation).parameters.values()
-        else:
+        group = parameter.annotation
+        if not (isinstance(group, type) and issubclass(group, OptionGroup)):
             options.append(parameter)
+            continue
+        groups[parameter.name] = group
+        for each in inspect.signature(group).parameters.values():
+            text = group.model_fields[each.name].description or ""
+            each.default.help = each.default.help or " ".join(text.split())
+            options.append(each)
 
     @wraps(command)
     def call(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            values[name] = group(**{field: values.pop(field) for field in group.model_fields})
         command(**values)
 
     call.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # Typer reads it

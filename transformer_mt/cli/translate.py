@@ -1,7 +1,6 @@
 """The command `translate`: check what was typed, call."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.cli.options import (
     QUIET,
     ModelGroup,
+    OptionGroup,
     SearchGroup,
     argument,
     file_flag,
@@ -46,65 +46,41 @@ SPLIT = search_option(
 )
 
 
-@dataclass(frozen=True)
-class FileGroup:
+class FileGroup(OptionGroup):
     """What is read and written."""
 
-    input_: list[Path] | None = file_option(
-        "FILE_OR_DIR",
-        "Text, one sentence per line; also compressed by gzip, xz or zstd. With --output-dir it may"
-        " be repeated, and a folder stands for all text in it. Default: stdin.",
-        "-i",
-        "--input",
-    )
-    files_from: Path | None = file_option(
-        "FILE",
-        "Translate the files that this file (- for stdin) names, one per line or each ended by a"
-        " zero byte, as from find -print0.",
-    )
-    output: Path | None = file_option(
-        "FILE", "File for the translation. Default: stdout (also -).", "-o", "--output"
-    )
-    output_dir: Path | None = file_option(
-        "DIR",
-        "Folder for the translation of each file: a.de.gz gives a.en.gz; below it are the folders"
-        " of an --input folder or of --files-from.",
-    )
-    overwrite: bool = file_flag(
-        "Translate all anew, and replace what others wrote in --output-dir.", "--overwrite"
-    )
-    summary: Path | None = file_option("FILE", "Write what became of the files, as JSON.")
-    input_format: InputFormat = file_option(
-        values_of(InputFormat),
-        "auto: by the ending of --input, such as a.csv or a.srt.gz; text for others and stdin.",
-        default=InputOptions.format,
-    )
-    column: str | None = file_option(
-        "NAME_OR_NUMBER",
-        "Column of a table: a name in its first row, a number if it has no names, or a JSON key.",
-        "--column",
-        "--key",
-    )
+    input_: list[Path] | None = file_option("FILE_OR_DIR", None, "-i", "--input")
+    """Text, one sentence per line; also compressed by gzip, xz or zstd. With --output-dir it may be
+    repeated, and a folder stands for all text in it. Default: stdin."""
+    files_from: Path | None = file_option("FILE")
+    """Translate the files that this file (- for stdin) names, one per line or each ended by a zero
+    byte, as from find -print0."""
+    output: Path | None = file_option("FILE", None, "-o", "--output")
+    """File for the translation. Default: stdout (also -)."""
+    output_dir: Path | None = file_option("DIR")
+    """Folder for the translation of each file: a.de.gz gives a.en.gz; below it are the folders of
+    an --input folder or of --files-from."""
+    overwrite: bool = file_flag(None, "--overwrite")
+    """Translate all anew, and replace what others wrote in --output-dir."""
+    summary: Path | None = file_option("FILE")
+    """Write what became of the files, as JSON."""
+    input_format: InputFormat = file_option(values_of(InputFormat), default=InputOptions.format)
+    """auto: by the ending of --input, such as a.csv or a.srt.gz; text for others and stdin."""
+    column: str | None = file_option("NAME_OR_NUMBER", None, "--column", "--key")
+    """Column of a table: a name in its first row, a number if it has no names, or a JSON key."""
     output_column: str | None = file_option(
-        "NAME_OR_NUMBER",
-        "Column or key for the translation, a new one if there is none. Default: --column.",
-        "--output-column",
-        "--output-key",
+        "NAME_OR_NUMBER", None, "--output-column", "--output-key"
     )
+    """Column or key for the translation, a new one if there is none. Default: --column."""
 
-    n_best: int = file_option(
-        "N",
-        "Translations per line, the best first; at most the beam size.",
-        default=SearchOptions.n_best,
-        min=1,
-    )
-    scores: bool = file_flag("Write score and tab before each translation.", "--scores")
+    n_best: int = file_option("N", default=SearchOptions.n_best, min=1)
+    """Translations per line, the best first; at most the beam size."""
+    scores: bool = file_flag(None, "--scores")
+    """Write score and tab before each translation."""
     format_: OutputFormat = file_option(
-        values_of(OutputFormat),
-        "jsonl: one object with file, line, rank, score, text, parts and status each.",
-        "--format",
-        default=OutputOptions.format,
+        values_of(OutputFormat), None, "--format", default=OutputOptions.format
     )
+    """jsonl: one object with file, line, rank, score, text, parts and status each."""
 
     def options(self, texts: list[Path]) -> FileOptions:
         """Adds files that were named without an option; refuses what does not belong together."""
@@ -122,14 +98,13 @@ class FileGroup:
         )
 
 
-@dataclass(frozen=True)
-class SamplingGroup:
+class SamplingGroup(OptionGroup):
     """How to draw translations; what is not given has the default of `Sampling`."""
 
-    sample: bool = search_flag("Sample translations from the model's distribution.", "--sample")
-    top_k: int | None = search_option(
-        "K", "With --sample: draw from the K most probable pieces. Default: all.", min=1
-    )
+    sample: bool = search_flag(None, "--sample")
+    """Sample translations from the model's distribution."""
+    top_k: int | None = search_option("K", min=1)
+    """With --sample: draw from the K most probable pieces. Default: all."""
     temperature: float | None = search_option(
         "T",
         "With --sample: divisor of the logits, above 0 and at most 100; below 1, probable pieces"

@@ -27,21 +27,6 @@ _COMPOSED = f"""\
     text = unicodedata.normalize("NFC", text)
 """
 """How text is read if `data.normalize` is "nfc"."""
-_USAGE = """\
-    import ctranslate2, sentencepiece, unicodedata
-
-    src = sentencepiece.SentencePieceProcessor("{src_model}")
-    tgt = sentencepiece.SentencePieceProcessor("{tgt_model}")
-    translator = ctranslate2.Translator(".")
-    text = "..."
-{read}    text = " ".join(text.split())  # as in training
-    results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4{never})
-    print(tgt.decode(results[0].hypotheses[0]))
-
-`transformer-mt translate .` searches greedily unless it is given `--beam-size 4`, and has another
-length penalty. It limits a translation to {extra} pieces more than its source, and splits lines
-(see "Limits"). [CTranslate2](https://opennmt.net/CTranslate2/) alone does neither: pass
-`max_decoding_length`, and split lines yourself."""
 
 
 def write_ctranslate2(
@@ -51,8 +36,8 @@ def write_ctranslate2(
     positions: Tensor,
     quantization: Quantization,
     raw: bool,
-) -> str:
-    """Writes a model with its SentencePiece models; says in Markdown how to use it.
+) -> dict[str, object]:
+    """Writes a model with its SentencePiece models; gives the values of `usage_ctranslate2.md`.
 
     Args:
         folder: An empty directory.
@@ -78,13 +63,13 @@ def write_ctranslate2(
     vocab_files = checkpoint.vocab.save(folder)
     write_record(folder, _record(checkpoint, quantization, len(positions), raw))
     symbols = checkpoint.config.vocab.symbols
-    return _USAGE.format(
-        src_model=vocab_files[0].name,
-        tgt_model=vocab_files[-1].name,
-        never=f", suppress_sequences={[[each] for each in symbols]}" if symbols else "",
-        extra=EXTRA_LENGTH,
-        read=_COMPOSED if checkpoint.vocab.form == "nfc" else "",
-    )
+    return {
+        "src_model": vocab_files[0].name,
+        "tgt_model": vocab_files[-1].name,
+        "never": f", suppress_sequences={[[each] for each in symbols]}" if symbols else "",
+        "extra": EXTRA_LENGTH,
+        "read": _COMPOSED if checkpoint.vocab.form == "nfc" else "",
+    }
 
 
 def _record(

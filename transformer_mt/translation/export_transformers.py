@@ -45,28 +45,11 @@ _NORMS = {
     "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
 }
 
-_USAGE = """\
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(".")
-    model = AutoModelForSeq2SeqLM.from_pretrained(".")
-    batch = tokenizer(["..."], return_tensors="pt", padding=True)
-    limit = batch.input_ids.shape[1] - 1 + {extra}  # without </s>
-    output = model.generate(**batch, max_new_tokens=limit)
-    print(tokenizer.batch_decode(output, skip_special_tokens=True))
-
-This is greedy search, as `transformer-mt translate`. `num_beams=4, length_penalty=0.0,
-early_stopping=True` is `--beam-size 4 --length-penalty 0`; without `early_stopping=True` the search
-goes on for longer and may find another translation, and any other length penalty is another
-formula. transformer-mt limits each translation to {extra} pieces more than its source, splits lines
-(see "Limits"), copies lines without words, and gives an empty line for an empty one. `generate`
-does none of these: `max_new_tokens`, {default} by default, is one limit for the whole batch."""
-
 
 def write_transformers(
     folder: Path, checkpoint: Checkpoint, model: Transformer, positions: Tensor
-) -> str:
-    """Writes a model with its tokenizer; says in Markdown how to use it.
+) -> dict[str, object]:
+    """Writes a model with its tokenizer; gives the values of `usage_transformers.md`.
 
     Args:
         folder: An empty directory.
@@ -106,7 +89,7 @@ def write_transformers(
     write_tensors(folder / MODEL, tensors, {"format": "pt"})
     if find_spec("transformers"):
         require_same_scores(checkpoint, model, score_with_transformers(folder))
-    return _USAGE.format(extra=EXTRA_LENGTH, default=max_new_tokens)
+    return {"extra": EXTRA_LENGTH, "default": max_new_tokens}
 
 
 def _tokenizer_config(vocab: SentencePieceModel, max_positions: int) -> dict[str, Any]:

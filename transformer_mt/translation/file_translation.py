@@ -30,28 +30,28 @@ def translate_file(
     options: TranslateOptions,
     made_from: Fingerprint,
     record: OutputRecord | None = None,
-) -> dict[str, int]:
+) -> dict[str, int] | None:
     """Translates a file or stream, and reports counts and speed.
 
     Args:
         translator: Its beam size is at least the number of translations to write per line.
         pair: A file appears once it is complete.
         options: What to translate, and what to write.
-        made_from: What the output depends on beside the input; a stopped translation is resumed if
-            both are the same.
+        made_from: What the output depends on beside the input; to be resumed, both are the same.
         record: That of the folder of outputs, if there is one; the report names the file then.
 
     Returns:
         The number of lines of the file, earlier ones included, and of those that were split,
-        copied and so on.
+        copied and so on; None if another job has translated it.
 
     Raises:
         DataError: If the input cannot be read, is not text, or changes meanwhile.
-        OutputError: If a file cannot be written.
-        OSError: If a stream cannot be written.
+        OutputError, OSError: If a file, or a stream, cannot be written.
     """
     input_format = choose_format(pair.input, options)
     require_unchanged, fingerprint = pair.watch_and_hash({**made_from, **input_format.fingerprint})
+    if record and record.is_complete(pair.output, fingerprint):
+        return None
     began = time.monotonic()
     with (
         open_input(pair.input) as source,

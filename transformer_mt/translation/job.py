@@ -1,5 +1,6 @@
 """The command `translate`: a prompt, one file or stream, or all files of a job."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -120,6 +121,8 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
                     raise OutputError(f"{files.output_dir}: is a file; name a folder")
                 with naming_output(files.output_dir):
                     files.output_dir.mkdir(parents=True, exist_ok=True)
+                if not os.access(files.output_dir, os.W_OK):  # nothing in it could be recorded
+                    raise OutputError(f"{files.output_dir}: not writable")
             with written_summary(check_summary(files)) as summary:
                 job = _Job(find_models(paths), files, options, load, summary)
                 if files.output_dir:
@@ -150,8 +153,8 @@ def _fingerprint(
 ) -> Fingerprint:
     """Lists what the bytes of an output depend on beside its input.
 
-    Not the device and the batch size, which only decide between equally likely translations: a
-    machine with more or less memory can continue.
+    Not the batch size, which only decides between equally likely translations: a machine with more
+    or less memory can continue. The chunks of a GPU have other lines than those of a CPU.
     """
     return {
         "checkpoint": [checkpoint.digest for checkpoint in model.checkpoints],

@@ -1,10 +1,10 @@
 """The model card of exported weights: README.md with the header that the hub reads.
 
 It reports what was measured on exactly these weights before the export. `model_card.md` is its
-text.
+text, `usage_LIBRARY.md` that on how to use it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 
@@ -28,7 +28,7 @@ def model_card(
     checkpoint: Checkpoint,
     name: str,
     library: str,
-    usage: str,
+    usage: Mapping[str, object],
     stored: str = "float32",
     raw: bool = False,
     license: str | None = None,
@@ -39,7 +39,7 @@ def model_card(
         checkpoint: The weights, with their configuration.
         name: Name of the model.
         library: The program that loads it, as the hub names it.
-        usage: How to use it, in Markdown.
+        usage: Values in the text on how to use it.
         stored: Type in which the weights are stored.
         raw: Whether they are the raw weights although there is a moving average.
         license: The hub's id of the licence; None names none.
@@ -55,8 +55,7 @@ def model_card(
     )
     has_own = (place / RUN_FILE).exists()  # as an average has
     description = description_if_sound(place if has_own else place.parent)
-    template = resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8")
-    return template.format(
+    return _read_text("model_card.md").format(
         header=header.to_yaml(),
         name=name,
         config=checkpoint.config,
@@ -71,9 +70,14 @@ def model_card(
         optimizer="Muon and Adam" if checkpoint.config.optim.muon else "Adam",
         weights=_weights(checkpoint, description, raw),
         scores=_scores(_measured(checkpoint, raw), stored),
-        usage=usage,
+        usage=_read_text(f"usage_{library}.md").rstrip().format(**usage),
         splitting=LineSplitter(checkpoint.vocab.src, data, checkpoint.sources).describe(),
     )
+
+
+def _read_text(name: str) -> str:
+    """Reads a file that lies beside this module."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:

@@ -82,10 +82,11 @@ class Summary:
             else:
                 self.fail(name, error)
 
-    def add_file(self, counts: Mapping[str, int]) -> None:
-        """Counts a file that was translated, and its lines."""
-        self.done += 1
-        self.counts.update(counts)
+    def add_file(self, counts: Mapping[str, int] | None) -> None:
+        """Counts a file that was translated, and its lines; without them, one that was complete."""
+        self.done += counts is not None
+        self.skipped += counts is None
+        self.counts.update(counts or {})
 
     def fail(self, name: str, error: TransformerMTError) -> None:
         """Counts a file that could not be translated, and reports it at once."""

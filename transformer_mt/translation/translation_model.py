@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from transformer_mt.checkpoints.layout import EXPORT
+from transformer_mt.checkpoints.layout import EXPORT, digest_of_files
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, ForkError
+from transformer_mt.system.manifest import read_manifest
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, Sampling, SearchOptions
@@ -345,7 +346,8 @@ def build_translation_model(models: SavedModels, options: LoadOptions) -> Transl
     """Loads verified models with the runtime that is theirs.
 
     Raises:
-        CheckpointError: If weights do not fit the configuration of their checkpoint.
+        CheckpointError: If weights do not fit the configuration of their checkpoint, or another
+            model has taken its place.
         ConfigError: If an option is wrong, or does not suit an exported model.
         DeviceError: If the device is absent or does not support the precision.
     """
@@ -360,6 +362,9 @@ def build_translation_model(models: SavedModels, options: LoadOptions) -> Transl
         from transformer_mt.translation.pytorch_runtime import load_checkpoints
 
         runtime = load_checkpoints(models, options)
+    for model in models:  # a long list of files may have been read since they were verified
+        if digest_of_files(read_manifest(model.path)) != model.digest:
+            raise CheckpointError(f"{model.path}: was replaced while it was loaded; try again")
     return TranslationModel(models, runtime, vocab, splitter)
 
 
