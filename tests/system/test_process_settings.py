@@ -199,11 +199,11 @@ def test_signals_that_stop():
             with pytest.raises(Interrupted) as stop:
                 signal.raise_signal(signal.SIGINT)
         assert stop.value.exit_code == 130
-        for before_errors, expected in (False, OSError), (True, Interrupted):
-            with pytest.raises(expected), catch_stop_signals(before_errors):
+        for hides_errors, expected in (False, OSError), (True, Interrupted):
+            with pytest.raises(expected), catch_stop_signals(hides_errors):
                 signal.raise_signal(signal.SIGTERM)
                 raise OSError
-            with pytest.raises(OSError), catch_stop_signals(before_errors):  # noqa: PT011
+            with pytest.raises(OSError), catch_stop_signals(hides_errors):  # noqa: PT011
                 raise OSError
         assert [signal.getsignal(number) for number in numbers] == [handler, handler]
         assert pool.submit(handled_in_thread).result() is handler

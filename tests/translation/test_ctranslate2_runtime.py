@@ -210,9 +210,8 @@ def test_a_model_that_is_replaced_before_it_is_loaded(exported_run, untrained_ru
 
 def test_what_export_did_not_write(exported_run, tmp_path):
     """A record that only a later or an earlier version knows, and a model of CTranslate2 alone."""
-    for path in exported_run.iterdir():
-        if path.name not in ("export.json", "manifest.json"):
-            shutil.copy(path, tmp_path)
+    others = shutil.ignore_patterns("export.json", "manifest.json")
+    shutil.copytree(exported_run, tmp_path, ignore=others, dirs_exist_ok=True)
     refuses(CheckpointError, "contains no checkpoint", transformer_mt.load, tmp_path)
     shutil.copy(exported_run / "manifest.json", tmp_path)
     record = json.loads((exported_run / "export.json").read_text())

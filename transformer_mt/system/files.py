@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO
 
@@ -53,6 +54,11 @@ def atomic_file(
     finally:
         if kept_bytes is None:
             temporary.unlink(missing_ok=True)
+
+
+def read_packaged(package: str, name: str) -> str:
+    """Reads a text file that is installed with the modules of a package."""
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def replace_file(path: Path, data: bytes, suffix: str = "partial") -> None:

@@ -24,13 +24,13 @@ class StopRequest:
 
 
 @contextmanager
-def catch_stop_signals(before_errors: bool = False) -> Iterator[StopRequest]:
+def catch_stop_signals(hides_errors: bool = False) -> Iterator[StopRequest]:
     """Records SIGINT and SIGTERM instead of ending the program.
 
     A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
 
     Args:
-        before_errors: Whether Interrupted replaces an error that follows a signal. A launcher
+        hides_errors: Whether Interrupted replaces an error that follows a signal. A launcher
             sends the signal after another process has failed, which has printed its error.
     """
     request = StopRequest()
@@ -44,7 +44,7 @@ def catch_stop_signals(before_errors: bool = False) -> Iterator[StopRequest]:
         with handle_signals(record):
             yield request
     except Exception as error:
-        if before_errors and request.signum:
+        if hides_errors and request.signum:
             raise Interrupted(request.signum) from error
         raise
 

@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
-from importlib import resources
 from itertools import accumulate, chain, pairwise, takewhile
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.system.files import read_packaged
 from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
 
 Part = list[int] | str  # ids to translate, or text to copy
@@ -56,9 +56,7 @@ _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2}
 _COMPOUND = re.compile(r"\A(?:.+-|.+(?=(?:str|nr)\Z))")
 _ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr tr".split())
 """Languages in which "2." and "II." are ordinals."""
-_LISTS = tomllib.loads(
-    resources.files(__package__).joinpath("abbreviations.toml").read_text(encoding="utf-8")
-)
+_LISTS = tomllib.loads(read_packaged(__package__, "abbreviations.toml"))
 # Only Latin letters, since in other scripts a sentence may follow without a space.
 _ADDRESS = re.compile(r"\W*+(\w++://|www\.|mailto:|[\w.+-]++@\w)[!-~À-ɏḀ-ỿ\W]+", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"(?<=[;:,،؛፣፤–—]\s)|(?<=[；：，、])")

@@ -14,7 +14,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 from itertools import accumulate
 from os.path import relpath
 from pathlib import Path
@@ -25,7 +24,7 @@ from transformer_mt.config.loading import expand_path, format_value, parse_confi
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar, logger
-from transformer_mt.system.files import replace_file
+from transformer_mt.system.files import read_packaged, replace_file
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compression_suffix
 from transformer_mt.text.cleaning import LineProblems
@@ -159,7 +158,7 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
     character, and about one more per word. Half the words are enough: the training text has fewer
     than the whole text, and pieces learned from words that occur once are useless.
     """
-    keys, sizes = {}, tomllib.loads(_resource("recipes.toml"))
+    keys, sizes = {}, tomllib.loads(read_packaged(__package__, "recipes.toml"))
     for recipe in sizes.pop("recipes"):
         if recipe["pairs"] <= text.usable and recipe["gpu"] <= machine.has_gpu:
             keys = sizes[recipe["sizes"]] | recipe["keys"]
@@ -346,7 +345,7 @@ def _warn(src: Path, tgt: Path, text: TextStatistics, enough: int) -> None:
 def _fill_in(config: Config, path: Path, text: TextStatistics, machine: Machine) -> str:
     """Fills in the template."""
     name = "fine_tuning.toml" if config.train.init_from else "new_config.toml"
-    filled_in = _resource(name).format(
+    filled_in = read_packaged(__package__, name).format(
         key={key: format_value(value) for key, value in flat_values(config).items()},
         text=text,
         machine=machine,
@@ -355,11 +354,6 @@ def _fill_in(config: Config, path: Path, text: TextStatistics, machine: Machine)
         pairs_per_step=config.train.batch_tokens / (text.words_per_line + 1),
     )
     return "".join(f"{_wrap(line)}\n" for line in filled_in.splitlines())
-
-
-def _resource(name: str) -> str:
-    """Reads a file that lies beside this module."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _wrap(line: str) -> str:

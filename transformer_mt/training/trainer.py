@@ -111,7 +111,7 @@ class Trainer:
         run = shlex.quote(str(self.run_dir))
         following = f"next: transformer-mt evaluate {run}, or transformer-mt translate {run} < FILE"
         with (
-            catch_stop_signals(before_errors=not self._processes.is_main) as self._stop,
+            catch_stop_signals(hides_errors=not self._processes.is_main) as self._stop,
             compute_settings(self.engine.device, tf32=True),
             self._saver,
         ):

@@ -37,7 +37,7 @@ def translate_file(
         translator: Its beam size is at least the number of translations to write per line.
         pair: A file appears once it is complete.
         options: What to translate, and what to write.
-        made_from: What the output depends on beside the input; to be resumed, both are the same.
+        made_from: What the output depends on beside the input; a file resumes if this is unchanged.
         record: That of the folder of outputs, if there is one; the report names the file then.
 
     Returns:

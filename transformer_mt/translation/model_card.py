@@ -6,7 +6,6 @@ text, `usage_LIBRARY.md` that on how to use it.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import resources
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, record_folder
@@ -17,6 +16,7 @@ from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import read_packaged
 from transformer_mt.text.cleaning import describe_dropped
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.version import __version__
@@ -39,7 +39,7 @@ def model_card(
         checkpoint: The weights, with their configuration.
         name: Name of the model.
         library: The program that loads it, as the hub names it.
-        usage: Values in the text on how to use it.
+        usage: Values to fill in `usage_LIBRARY.md`.
         stored: Type in which the weights are stored.
         raw: Whether they are the raw weights although there is a moving average.
         license: The hub's id of the licence; None names none.
@@ -55,7 +55,7 @@ def model_card(
     )
     has_own = (place / RUN_FILE).exists()  # as an average has
     description = description_if_sound(place if has_own else place.parent)
-    return _read_text("model_card.md").format(
+    return read_packaged(__package__, "model_card.md").format(
         header=header.to_yaml(),
         name=name,
         config=checkpoint.config,
@@ -70,14 +70,9 @@ def model_card(
         optimizer="Muon and Adam" if checkpoint.config.optim.muon else "Adam",
         weights=_weights(checkpoint, description, raw),
         scores=_scores(_measured(checkpoint, raw), stored),
-        usage=_read_text(f"usage_{library}.md").rstrip().format(**usage),
+        usage=read_packaged(__package__, f"usage_{library}.md").rstrip().format(**usage),
         splitting=LineSplitter(checkpoint.vocab.src, data, checkpoint.sources).describe(),
     )
-
-
-def _read_text(name: str) -> str:
-    """Reads a file that lies beside this module."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
