@@ -45,7 +45,7 @@ class FullDiskError(OutputError):
 
 
 class FailedFilesError(TransformerMTError):
-    """Some files of a job could not be translated; the others were."""
+    """Files of a job could not be translated; all others were."""
 
     exit_code = 3
 

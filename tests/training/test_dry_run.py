@@ -1,6 +1,7 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
 import re
+import tomllib
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -50,9 +51,9 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     assert names == ["model", "corpus", "epoch", "speed", "memory", "time"]
     title, *lines = configuration.splitlines()
     assert title == "configuration (keys that differ from the defaults):"
-    values = dict(line.split(" = ") for line in lines)
-    assert values["data.path"] == str(corpus_dir) and values["train.max_steps"] == "12"
-    assert "model.dropout" not in values and "optim.label_smoothing" not in values
+    values = tomllib.loads("\n".join(lines))  # a line can be copied
+    assert values["data"]["path"] == str(corpus_dir) and values["train"]["max_steps"] == 12
+    assert "dropout" not in values["model"] and "label_smoothing" not in values["optim"]
 
 
 def line_of(report: str, name: str) -> str:

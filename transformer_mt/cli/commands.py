@@ -52,7 +52,7 @@ def train(
     dry_run: bool = flag("Take a few steps; report sizes, speed, memory and time.", "--dry-run"),
     quiet: bool = QUIET,
 ) -> None:
-    """Train a model. The same command again resumes an interrupted run; so does its directory.
+    """Train a model. To resume an interrupted run, repeat the command, or name the run instead.
 
     \b
     transformer-mt train configs/wmt16-base.toml --dry-run

@@ -146,8 +146,8 @@ def translate(
     """Translate text line by line.
 
     As many lines come out as go in, or --n-best times as many. With --input and --output or
-    --output-dir, the same command again continues a stopped one. The exit code is 3 if some of
-    several files could not be translated.
+    --output-dir, the same command again continues a stopped one. The exit code is 3 if files
+    of --output-dir could not be translated.
 
     \b
     transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en

@@ -57,8 +57,8 @@ class DataConfig(Section):
     drop_control: Annotated[bool, OnChange.SHAPES_CORPUS] = False
     """Drop training pairs with control characters."""
     min_letters: Annotated[float, Field(ge=0, le=1), OnChange.SHAPES_CORPUS] = 0.0
-    """Drop training pairs with a smaller share of letters on a side, without spaces and combining
-    marks."""
+    """Drop training pairs with a smaller share of letters on a side; spaces and combining marks do
+    not count."""
     cache_dir: Annotated[str, OnChange.ALLOWED] = "data/cache"
     """Folder for downloads."""
     prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
@@ -201,11 +201,12 @@ class TrainConfig(Section):
     """Compile training on CUDA and capture it as a CUDA graph, which takes a while at the start; no
     effect on a CPU."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
-    """Random seed of initial weights, order of the pairs, dropout and `vocab.sampling`."""
+    """Random seed of initial weights, order of the pairs, `train.join_pairs`, dropout and
+    `vocab.sampling`."""
     init_from: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
-    """A run or checkpoint whose weights and vocabulary a new run starts from; its sizes in [model],
-    its vocab.kind, vocab.size and vocab.symbols must be set. On resume only
-    `valid.old_text` reads it."""
+    """A run or checkpoint whose weights and vocabulary a new run starts from. Its data.normalize,
+    vocab.kind, vocab.size, vocab.shared, vocab.symbols and [model], dropout excepted, must be set.
+    On resume only `valid.old_text` reads it."""
     ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Decay, such as 0.999, of a moving average of the weights that is validated and saved in
     addition to them. 0 disables it."""

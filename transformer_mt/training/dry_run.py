@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from transformer_mt.config.keys import DEFAULTS, Config, flat_values
+from transformer_mt.config.loading import format_value
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
@@ -40,7 +41,8 @@ def dry_run(config: Config, run_dir: Path) -> str:
             lines = _describe(trainer, steps) + _estimate(trainer, steps)
         processes.finish()
     lines += ["", "configuration (keys that differ from the defaults):"]
-    lines += [f"{k} = {v}" for k, v in flat_values(config).items() if v != DEFAULTS[k]]
+    values = flat_values(config).items()
+    lines += [f"{k} = {format_value(v)}" for k, v in values if v != DEFAULTS[k]]
     return "\n".join(map(escape_controls, lines))
 
 
