@@ -116,8 +116,11 @@ def plot_attention(
         writes it.
 
     Raises:
-        ConfigError: If there is no such layer.
+        ConfigError: If there is no such layer, or Matplotlib is not installed.
     """
+    from transformer_mt.system.extras import require_package
+
+    require_package("Matplotlib", "plots", "plot_attention")
     from transformer_mt.figures.attention import attention_figure
 
     return attention_figure(attention, kind, layer, heads)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from conftest import assert_one_error
+from conftest import assert_one_error, refuses
 from matplotlib.figure import Figure
 from test_training_figure import write_run
 
+import transformer_mt
 from transformer_mt.checkpoints.metrics import RunMetrics
+from transformer_mt.errors import ConfigError
 from transformer_mt.figures.canvas import UNDRAWABLE, render
 from transformer_mt.figures.training import training_figure
 
@@ -85,6 +87,12 @@ def test_packages_are_optional(tmp_path, monkeypatch, call, command, package):
     install = "pip install -c constraints.txt -e '.[plots]'"
     message = f"error: {command.split()[0]} needs {package}: {install}\n"
     assert (done.code, done.err) == (2, message)
+
+
+def test_a_package_is_optional_in_python(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = "^plot_attention needs Matplotlib: pip install "
+    refuses(ConfigError, message, transformer_mt.plot_attention, None)
 
 
 def test_settings_of_the_user_change_nothing_and_are_kept():

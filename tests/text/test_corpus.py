@@ -152,6 +152,17 @@ def test_several_files_make_a_split(tmp_path, monkeypatch):
     refuses(DataError, r"nope\*.parquet: no such file", load_split, config, names)
 
 
+def test_links_do_not_repeat_a_file(tmp_path):
+    """Sabotage: read what a pattern matches by each of its names."""
+    write_data(tmp_path / "a" / "x.jsonl", PAIRS)
+    config = DataConfig(path=str(tmp_path))
+    for name, target in (("a/up", ".."), ("latest", "a")):
+        (link := tmp_path / name).symlink_to(target)
+        [part] = open_split(config, "**/*.jsonl").parts
+        assert part.files == [tmp_path / "a" / "x.jsonl"] and list(part.read()) == PAIRS
+        link.unlink()
+
+
 def test_a_byte_order_mark(tmp_path):
     """`translate` drops that of its input, so the source has none. The reference keeps its own."""
     for name, text in (("a.de", "\ufeffeins\n\ufeffzwei\n"), ("a.en", "\ufeffone\ntwo\n")):

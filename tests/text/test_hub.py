@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.client import BadStatusLine
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,6 +149,8 @@ def load_elsewhere(folder: Path, endpoint: str, *paths: str) -> list[object]:
         (urllib.error.URLError(ssl.SSLError("unknown certificate")), None),
         (urllib.error.URLError(OSError("no route")), "http://hub is unreachable (no route), and"),
         (TimeoutError("timed out"), "http://hub is unreachable (timed out), and"),
+        (BadStatusLine("SSH-2.0\r\n"), "http://hub is unreachable (SSH-2.0), and"),
+        (ValueError("unknown url type: 'hub'"), "http://hub is unreachable (unknown url type: "),
         (None, "HF_HUB_OFFLINE is set, and"),
     ],
 )
@@ -186,10 +189,21 @@ def test_what_the_library_may_do(monkeypatch, error, reason):
     assert ("--set data.path=NEW" in message) == (reason is not None)
 
 
+def test_an_address_that_is_none(monkeypatch):
+    """As of HF_ENDPOINT without https://."""
+    monkeypatch.setattr(constants, "ENDPOINT", "hub.org")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert hub._why_offline() == "hub.org is unreachable (unknown url type: 'hub.org')"
+
+
 def test_whatever_the_library_raises_is_one_line(monkeypatch):
-    """With the type of the error, since some have no text."""
+    """With the type of the error, since some have no text; also of a lost connection."""
+    with pytest.raises(utils.HfHubHTTPError.__bases__[0]) as lost:
+        utils.get_session().get(NOTHING_LISTENS)
+    assert not isinstance(lost.value, OSError)
     monkeypatch.setattr(urllib.request, "urlopen", Mock())
-    for error in (RuntimeError("a loading script"), yaml.YAMLError("bad card"), StopIteration()):
+    errors = RuntimeError("a loading script"), yaml.YAMLError("bad card"), StopIteration()
+    for error in (*errors, lost.value):
         monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=error))
         message = f"; on the hub: {type(error).__name__}:"
         refuses(DataError, message, hub.load_dataset, DataConfig(path="a/b"), "x")

@@ -139,6 +139,9 @@ ROWS = [{"id": 7, "a": {"b.c": de, "d": {"e": en}}} for de, en in NUMBERS[:2]]
 LINES = "".join(f"{json.dumps(row)}\n" for row in ROWS).encode()
 PARQUET = io.BytesIO()
 pq.write_table(pa.Table.from_pylist(ROWS), PARQUET)
+PARTLY_NESTED = io.BytesIO()
+PARTLY = [{"text": de, "id": 7, "translation": {"de": "x", "en": en}} for de, en in NUMBERS[:2]]
+pq.write_table(pa.Table.from_pylist(PARTLY), PARTLY_NESTED)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,8 @@ pq.write_table(pa.Table.from_pylist(ROWS), PARQUET)
         (columns("a.csv", "a;;c", "d"), b'"a;;c",d\neins 0,one 0\n"eins 1",one 1\n'),
         (columns("?.ndjson", "a.b.c", "a.d.e"), LINES),
         (columns("a.parquet", "a.b.c", "a.d.e"), PARQUET.getvalue()),
+        (columns("a.parquet", "text", "translation.en"), PARTLY_NESTED.getvalue()),
+        (columns("a.parquet", "text", "en"), PARTLY_NESTED.getvalue()),
     ],
     ids=str,
 )

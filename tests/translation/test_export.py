@@ -102,6 +102,7 @@ def test_the_command(copy_run, exported_run, tmp_path, call):
     assert done.code == 0 and done.out.decode() == f"{tmp_path / 'out'}\n"
     card = (tmp_path / "out" / "README.md").read_text()
     assert "\n# out\n" in card and "stored in int8" in card
+    assert "copies lines without words, and gives an empty line for an empty one" in card
     assert "translates from de to en, exported from `step-00000001` by" in card.replace("\n", " ")
     checkpoint, record = find_checkpoint(copy_run), load_exported(tmp_path / "out").record
     assert (record.checkpoint, record.step) == ("step-00000001", 1)

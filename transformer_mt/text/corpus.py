@@ -305,15 +305,20 @@ def read_source_lines(path: Path) -> Iterator[str]:
 
 
 def _find_files(folder: Path, name: str) -> list[Path]:
-    """Finds the file of this name, or else all that match it below the folders that it names."""
+    """Finds the file of this name, or else all that match it below the folders that it names.
+
+    A file that links give several names, such as latest/x.csv and v2/x.csv, has the shortest, so
+    that its text is not read twice.
+    """
     if (folder / name).is_file():
         return [folder / name]
     root, parts = folder, list(Path(name).parts)
     while parts[1:] and (root / parts[0]).is_dir():
         root /= parts.pop(0)
     names = glob(str(Path(*parts)), root_dir=root, recursive=True, include_hidden=True)
-    paths = sorted({root / name for name in names if (root / name).is_file()})
-    return paths or [folder / name]
+    paths = {root / name for name in names if (root / name).is_file()}
+    longest_first = sorted(paths, key=lambda path: (len(path.parts), path), reverse=True)
+    return sorted({path.resolve(): path for path in longest_first}.values()) or [folder / name]
 
 
 def _read_data_files(paths: Sequence[Path], columns: Columns) -> Iterator[Pair]:

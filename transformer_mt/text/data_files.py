@@ -106,8 +106,9 @@ def _text(row: Any, column: Column, place: str) -> str:
 
 def wanted_columns(names: Sequence[str], columns: Columns) -> Sequence[Any]:
     """Returns the columns that texts are taken from, if they exist; others may be images."""
-    wanted = set(columns.values()) if set(columns.values()) <= set(names) else {_PAIR}
-    return list(wanted) if wanted <= set(names) else names
+    holders = [(column, str(column).partition(".")[0], _PAIR) for column in columns.values()]
+    wanted = {next((name for name in each if name in names), None) for each in holders}
+    return names if None in wanted else list(wanted)
 
 
 def _read_parquet(path: Path, columns: Columns) -> Rows:

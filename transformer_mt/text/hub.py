@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Any
 
 from transformer_mt.config.keys import DataConfig
@@ -34,8 +35,11 @@ def load_dataset(config: DataConfig, split: str) -> Any:
     """
     import datasets
     import yaml
+    from huggingface_hub.errors import HfHubHTTPError
 
-    of_library = datasets.exceptions.DatasetsError, yaml.YAMLError
+    # Of the client's own library, such as httpx, whose errors are no OSError: a lost connection.
+    of_client = HfHubHTTPError.__bases__
+    of_library = datasets.exceptions.DatasetsError, yaml.YAMLError, *of_client
     place, problem = f"data.path = {config.path}, split {split}", _why_offline()
     options = {"name": config.name, "split": split, "cache_dir": config.cache_dir}
     try:
@@ -79,14 +83,14 @@ def _why_offline() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
     try:
+        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
         urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER).close()
-    except OSError as error:
+    except (OSError, ValueError, HTTPException) as error:  # also of an address that is none
         reason = getattr(error, "reason", error)
         # The hub's client may know certificates that Python does not, so let it try.
         if not isinstance(error, urllib.error.HTTPError) and not isinstance(reason, ssl.SSLError):
-            return f"{constants.ENDPOINT} is unreachable ({reason})"
+            return f"{constants.ENDPOINT} is unreachable ({str(reason).strip()})"
     return ""
 
 
