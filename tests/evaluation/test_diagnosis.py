@@ -139,7 +139,8 @@ def test_a_run_that_has_just_begun(run, diagnose):
     (run / "metrics.jsonl").unlink()
     found, unchecked = diagnose()
     assert not found
-    assert ["checkpoint" in unchecked[0], "validation" in unchecked[1]] == [True, True]
+    assert "checkpoint" in unchecked[0]
+    assert unchecked[1] == "translations, since the run has recorded none"
     description = read_description(run)
     valid = replace(description.validation, digest="other")
     write_description(run, replace(description, corpus_digest="other", validation=valid))

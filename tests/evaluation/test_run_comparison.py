@@ -205,6 +205,17 @@ def test_a_score_of_another_checkpoint_has_its_own_row(corpus_dir, tmp_path):
     assert not any(BLEU in row or PERPLEXITY in row for row in rows[2:])  # those of the best
 
 
+def test_the_validation_of_a_best_that_was_not_scored_has_its_own_row(corpus_dir, tmp_path):
+    """As where an average alone was evaluated. Sabotage: show the rows of scores alone."""
+    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+    shutil.rmtree(run / "evaluations")
+    write_score(run, 12.0, checkpoint="averaged-2")
+    [[best], [average]] = read_rows([run])
+    assert best.keys() == {"run", *COLUMNS} and (best[BLEU], best[PERPLEXITY]) == (20.0, 2.0)
+    assert average["search"] == f"{GREEDY}, averaged-2" and BLEU not in average
+    assert read_rows([run], ["own*"]) == [[average]]
+
+
 def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):
     """It is no seed of the run."""
     exported = shutil.copytree(exported_run, tmp_path / "exported")

@@ -111,6 +111,13 @@ def test_bleu_is_by_characters_where_the_script_hardly_separates_words(sentence,
         assert "valid.tokenize or --tokenize" in message
 
 
+def test_a_language_that_was_not_named_is_asked_for(caplog):
+    """As without a run: `zh` is not `char`. Sabotage: show the empty key."""
+    caplog.set_level("INFO")
+    choose_metrics("", references=[CHINESE])
+    assert "data.tgt_lang = unknown (name --tgt-lang), and" in caplog.text
+
+
 CHOICES = "en auto - 13a, zh auto - zh, th auto - char, th 13a - 13a, en intl - intl"
 
 

@@ -99,6 +99,8 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
         assert [score.name for score in record.scores] == ["bleu", "chrf"]
         for score in record.scores:
             assert f"{score.value:.2f} {score.signature} " in text
+    speed = len(evaluation.sources) / evaluation.seconds
+    assert f"greedy, fp32, {speed:,.1f} sentences/s " in text
     checkpoint = find_checkpoint(run)
     assert f"best validation BLEU {checkpoint.progress.best_bleu:.2f} " in text
     assert evaluation.digest == checkpoint.digest
@@ -144,7 +146,8 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
     shutil.rmtree(folder)
     assert "-norm. best validation BLEU " in report_text(run)
     folder.mkdir()
-    score = {**values["scores"][0], "value": 12.34, "signature": "nrefs:1|tok:char"}
+    signed = {"signature": "nrefs:1|tok:char", "confidence": 0.5}
+    score = {**values["scores"][0], "value": 12.34, **signed}
     part = {**values, "test_set": f"{corpus}, split train[:9] (0123abcd)"}
     (folder / "part.json").write_text(json.dumps(part))
     assert "-norm. best validation BLEU " in report_text(run)
@@ -153,7 +156,8 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
     for name, changes in {"own": own, "other": other, "text": {}}.items():
         (folder / f"{name}.json").write_text(json.dumps({**values, **changes}))
     text, name = report_text(run), f"{own['test_set']}, {record.checkpoint}, greedy, fp32"
-    assert f"-norm. BLEU (char), {name} 12.34 " in text and f" Translations {name}; " in text
+    assert f"-norm. BLEU (char), {name} 12.34 ± 0.50 " in text and f" Translations {name}; " in text
+    assert " BLEU 12.34 ± 0.50 nrefs:1|tok:char " in text
 
 
 def test_what_a_run_began_with_is_named(run, tmp_path):
@@ -191,7 +195,7 @@ def test_a_run_may_lack_parts(run, tmp_path):
             replace_file(checkpoint, "config.json", json.dumps(config).encode())
         text = report_text(old)
         assert f"best validation {name} {value:.2f} " in text
-    assert "Counts are not recorded" in text and "None are recorded: training has not" in text
+    assert "Counts are not recorded" in text and "Translations None are recorded; transf" in text
     assert "The last validation BLEU of training is" in text
     (old / "metrics.jsonl").unlink()
     newest = list_checkpoints(old)[0]

@@ -108,7 +108,7 @@ def _check_translations(run_dir: Path) -> Iterator[str]:
     """Checks the newest translations of the validation text, and of another test set."""
     newest = {record.test_set == VALIDATION: record for record in read_evaluations(run_dir)}
     if not newest:
-        logger.warning("not checked: translations, since the run has no validation yet")
+        logger.warning("not checked: translations, since the run has recorded none")
     for record in newest.values():
         name = _VALID
         if record.test_set != VALIDATION:

@@ -148,7 +148,11 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
 
 
 def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> list[Row]:
-    """Adds the scores on test sets: a row for each setting of search, or one without scores."""
+    """Adds the scores on test sets: a row for each setting of search.
+
+    A row without them comes first if nothing else would show the run, or the validation of its
+    best checkpoint.
+    """
     rows: dict[str, Row] = {}
     without_validation = {t: run[t] for t in run if not t.startswith(f"{VALIDATION}: ")}
     for record in read_evaluations(path):
@@ -163,6 +167,8 @@ def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> l
                 row[title] = score.value
                 signature = _RESAMPLING.sub("", score.signature)  # of an interval, not shown here
                 row[_SIGNATURES][title] = f"{score.title}|{signature}"
+    if run != without_validation and not any(run.items() <= row.items() for row in rows.values()):
+        return [run, *rows.values()]  # the best was scored in validation alone
     return list(rows.values()) or [run]
 
 

@@ -82,7 +82,7 @@ def choose_metrics(
     language = _TWO_LETTERS.get(language, language)
     script = usual_script(references[0]) if references else ""
     if name == "auto":
-        name, cause = "", f"data.tgt_lang = {tgt_lang}"
+        name, cause = "", f"data.tgt_lang = {tgt_lang or 'unknown (name --tgt-lang)'}"
         if script in WITHOUT_SPACES and language not in _TWO_LETTERS.values():
             name = "char"
             logger.info(

@@ -141,5 +141,5 @@ def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
     lines = [f"Measured by transformer-mt on these weights{before}.\n"]
     for record in records:
         lines.append(f"- {record.test_set}, {len(record.sources):,} sentences, {record.search}:")
-        lines += [f"  - {s.title} {s.value:.2f}, `{s.signature}`" for s in record.scores]
+        lines += [f"  - {s.title} {s}, `{s.signature}`" for s in record.scores]
     return "\n".join(lines)
