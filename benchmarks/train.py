@@ -315,7 +315,8 @@ def main(
     profiled: Annotated[bool, typer.Option("--profile", help="On a GPU, its kernels.")] = False,
 ) -> None:
     """Measures every side."""
-    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the first step shall really compile
+    # The first step shall really compile. The environment was read when torch was imported.
+    torch.compiler.config.force_disable_caches = True
     device = choose_device("auto")
     if joeynmt and device.type == "cuda":
         raise typer.BadParameter("JoeyNMT is measured on a CPU; leave --joeynmt out")

@@ -13,6 +13,8 @@ from typing import Any
 
 import fork_server
 import pytest
+import torch
+import typer
 from conftest import write_config
 
 import transformer_mt
@@ -255,6 +257,16 @@ def test_the_tables_and_the_plot_of_results_are_current():
     results = runpy.run_path(str(ROOT / "benchmarks" / "show.py"))
     for name, content in results["make_files"]().items():
         assert (ROOT / name).read_bytes() == content, name
+
+
+def test_the_benchmark_of_training_compiles_anew(monkeypatch):
+    """Or its first step would be a cached one. Sabotage: set the environment variable instead."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(typer.BadParameter):  # before it measures
+        runpy.run_path(str(ROOT / "benchmarks" / "train.py"))["main"]()
+    assert torch.compiler.config.force_disable_caches
 
 
 def test_links_between_pages_lead_somewhere():

@@ -211,8 +211,8 @@ def test_a_failed_compilation_is_one_line(corpus_dir, tmp_path, monkeypatch, cap
         recorded = numeric_environment(trainer.fitter)["torch.compile"]
     assert [each for each in caplog.messages if "compile" in each] == [
         "torch.compile failed (backend='inductor' raised: no compiler): install a C compiler and"
-        " Python's headers, or set train.compile = false; training continues without it, more"
-        " slowly"
+        " Python's headers if they are missing, or set train.compile = false; training continues"
+        " without it, more slowly"
     ]
     assert recorded == "off" and not trainer.fitter.packs and not trainer.engine.packed
 

@@ -288,8 +288,8 @@ class StepFitter:
                 reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
                 reason = " ".join(reason.split())
                 failure = _CompilationFailed(
-                    f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
-                    " or set train.compile = false"
+                    f"torch.compile failed ({reason}): install a C compiler and Python's headers"
+                    " if they are missing, or set train.compile = false"
                 )
             else:
                 raise
