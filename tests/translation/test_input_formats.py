@@ -121,8 +121,8 @@ DIE KÖNIGIN GEHT\r\nUM ZU DANKEN.\r\n\r\n2\n00:03,400 --> 00:05,000\n<i>SIE HAB
 def test_rows_that_cannot_be_translated_are_kept(caplog):
     """And reported. Sabotage: give up all after an open quote; count rows instead of lines."""
     assert translated("csv", ROWS, "de") == UPPER
-    message = "in: rows not translated (not parsed, or no text in the column): 2, in line 7, 8"
-    assert caplog.messages == [message]
+    problems = "not parsed, another number of cells, or no text in the column"
+    assert caplog.messages == [f"in: rows not translated ({problems}): 2, in line 7, 8"]
     message = "^in: --column 1 is a number, so --output-column"
     refuses(ConfigError, message, translated, "csv", ROWS, "1", "de")
     refuses(DataError, "^in: no column 'DE'; columns: id, de, n", translated, "csv", ROWS, "DE")
@@ -167,9 +167,10 @@ def test_tags_within_a_text_are_dropped():
     old = times + b" \nab<00:00:00.480><c> cd</c>\n\n" + times + b"<i>a <b>b</b>\nc</i>\n"
     assert translated("vtt", old) == times + b" \nAB CD\n\n" + times + b"A\nB C\n"
     texts = []
-    for text in (b"5 < 6 > {a}", b"a\\Nb<br>c<br/>d<v Al>e{\\i1}f"):
+    no_speakers = b"<v Eva-Maria>a</v>\n<v Eva-Maria>b</v>"
+    for text in (b"5 < 6 > {a}", b"a\\Nb<br>c<br/>d<v Al>e{\\i1}f", no_speakers):
         translated("vtt", times + text, translate=lambda text: texts.append(text) or text)
-    assert texts == ["5 < 6 > {a}", "a b c def"]
+    assert texts == ["5 < 6 > {a}", "a b c def", "a b"]
 
 
 def test_json_objects():
@@ -183,7 +184,7 @@ def test_json_objects():
     assert translated("jsonl", b'{"x": "y"}', "x", "a.b.c") == new
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r\r\n"])
 def test_subtitles(line_end):
     """Two lines are one text, but not of two speakers. Sabotage: take a cue's number for text."""
     film, new = (re.sub("\r?\n", line_end, "\ufeff" + each).encode() for each in (FILM, NEW_FILM))
@@ -195,6 +196,13 @@ def test_subtitles(line_end):
     for new, written in (("", ""), (" ", ""), ("a ", "a\n")):
         expected = f"1:0 --> 1:1\n{written}\n" * 2
         assert translated("srt", cue * 2, translate={"a b": new}.get).decode() == expected
+
+
+def test_a_long_chunk_may_end_within_a_cue(monkeypatch):
+    """Only what has no empty line for long is cut. Sabotage: compare the length of all text."""
+    film = b"0:01 --> 0:02\n" + b"a" * 70 + b"\n\n0:03 --> 0:04\nb\n\n"
+    monkeypatch.setattr("transformer_mt.translation.formats.MAX_INCOMPLETE", film.index(b"b"))
+    assert translated("srt", film) == film.upper()
 
 
 class Stopped:
@@ -245,8 +253,9 @@ def test_names_of_outputs():
     assert [output_name(Path(name), "de", "en") for name in names] == expected
 
 
-def test_from_the_command_line(copy_run, tmp_path, call):
+def test_from_the_command_line(copy_run, tmp_path, call, monkeypatch):
     """A table, subtitles, and what is refused, each in one line that says what to add."""
+    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
     (tmp_path / "t.de.tsv").write_bytes(b"id\tde\n1\tab cd\r\n")
     (tmp_path / "f.srt").write_bytes(b"1\n0:01 --> 0:02\n<i>ab</i>\ncd\n")
     table, film = (["--input", tmp_path / name] for name in ("t.de.tsv", "f.srt"))
@@ -256,6 +265,8 @@ def test_from_the_command_line(copy_run, tmp_path, call):
     assert done.code == 0, done.err
     assert (tmp_path / "out/t.en.tsv").read_bytes() == b"id\tde\ten\n1\tab cd\tab cd\r\n"
     assert (tmp_path / "out/f.en.srt").read_bytes() == (tmp_path / "f.srt").read_bytes()
+    for arguments, message in (([*table, *columns], ": 1 of 2 lines, "), (film, ": 1 lines, ")):
+        assert f"{arguments[1].name}{message}" in call("translate", copy_run, *arguments).err
     for arguments, message in (
         (table, "t.de.tsv: is a table (tsv): add --column NAME, or --column NUMBER if its first"),
         ([*film, "--scores"], "f.srt: --n-best, --scores and --format are not supported for srt;"),

@@ -184,9 +184,10 @@ def test_packed_files(translate, source, tmp_path):
     assert done.err.startswith(f"error: {tmp_path}/b.gz: cannot be read: it ends before")
 
 
-def test_a_coprocess_gets_its_answer(exported_run):
+def test_a_coprocess_gets_its_answer(exported_run, tmp_path):
     """A program that writes a line and waits. Once it no longer reads, SIGPIPE ends the process."""
-    pipe, words = subprocess.PIPE, command("translate", exported_run, "--quiet")
+    pipe, summary = subprocess.PIPE, tmp_path / "summary"
+    words = command("translate", exported_run, "--quiet", "--summary", summary)
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         for line in (b"\n", b"abc de\n", b"\n"):
             process.stdin.write(line)
@@ -198,3 +199,4 @@ def test_a_coprocess_gets_its_answer(exported_run):
         process.stdin.flush()
         assert process.wait(60) == -signal.SIGPIPE
         assert process.stderr.read() == b""
+    assert json.loads(summary.read_text())["exit_code"] == 128 + signal.SIGPIPE

@@ -99,8 +99,8 @@ class DelimitedTable:
             new_name = self._read_names(cells)
             return Cell("", end, end, row_end, lambda _: new_name)
         self._width = self._width or len(cells)
-        is_moved = self._has_names or self._source != self._target
-        if is_moved and len(cells) != self._width:
+        is_in_place = not self._has_names and self._source == self._target
+        if not is_in_place and len(cells) != self._width:
             raise ValueError("has another number of cells than the first row")
         if self._target > len(cells):
             raise IndexError("has no column before that of the translation")

@@ -60,7 +60,7 @@ def translate_file(
         state = writer.state
         resumed, reader = state.lines, LineReader(source, pair.name)
         with (
-            _progress_bar(pair, resumed) as bar,
+            _progress_bar(pair, resumed, input_format.fingerprint["input_format"]) as bar,
             closing(_translate_chunks(translator, reader, input_format, state, bar)) as chunks,
         ):
             for chunk, translations in chunks:
@@ -82,10 +82,12 @@ def _report(lines: int, seconds: float, counts: Mapping[str, int], prefix: str) 
     log_kinds(counts, prefix)
 
 
-def _progress_bar(pair: FilePair, done: int) -> ProgressBar:
+def _progress_bar(pair: FilePair, done: int, kind: str) -> ProgressBar:
     # At a terminal, a bar would be mixed with the lines on stdout.
     hidden = pair.output.descriptor == 1 and sys.stdout.isatty()
-    total = count_lines(pair.input) if shows_progress() and not hidden else None
+    # Of subtitles, cues are counted, and most lines are not those of cues.
+    has_total = shows_progress() and not hidden and kind not in ("srt", "vtt")
+    total = count_lines(pair.input) if has_total else None
     name = pair.input.name if pair.input else "translating"
     return ProgressBar(name, "lines", total, done=done, hidden=hidden)
 

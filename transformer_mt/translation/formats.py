@@ -27,7 +27,7 @@ _BREAK = r"\\N|<[bB][rR] ?/?>"
 _TAG = rf"{_BREAK}|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
 """Those of HTML, WebVTT, SubStation Alpha (`{\\an8}`) and MicroDVD (`{y:i}`)."""
 _TIMES = r"^[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
-_CUE = re.compile(rf"{_TIMES}((?:(?!\r?\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
+_CUE = re.compile(rf"{_TIMES}((?:(?!\r*\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
 """A line of times and the lines up to an empty one, or to the next cue."""
 _END = rf"(?:{_TAG}|[^\S\n])*+(?:\n|\Z)"
 _CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|[^\S\n]|[-–—])*+)((?:(?!{_END}).)*+)({_END})")
@@ -168,8 +168,8 @@ class _Table:
         """Reports rows that were kept; if there is no other row, this is another format."""
         lines = ", ".join([*self._named, *(["..."] if self.kept > ROWS_NAMED else [])])
         message = (
-            f"{self._name}: rows not translated (not parsed, or no text in the column):"
-            f" {self.kept:,}, in line {lines}"
+            f"{self._name}: rows not translated (not parsed, another number of cells, or no text"
+            f" in the column): {self.kept:,}, in line {lines}"
         )
         if not self._found:
             raise DataError(message)
@@ -195,9 +195,10 @@ class _Subtitles:
 
     def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
         end, place = len(text), 0
-        if not is_last and end < MAX_INCOMPLETE:
-            empty_lines = re.finditer(r"^\r?\n", text, re.MULTILINE)
-            end = max((match.end() for match in empty_lines), default=0)
+        if not is_last:
+            empty_lines = re.finditer(r"^\r*\n", text, re.MULTILINE)
+            complete = max((match.end() for match in empty_lines), default=0)
+            end = complete if end - complete < MAX_INCOMPLETE else end
         pieces = list[Piece]()
         for match in _CUE.finditer(text, 0, end):
             pieces += [text[place : match.start(1)], _cue(match[1])]
@@ -230,7 +231,7 @@ def _cue(cue: str) -> Segment:
         lines = [[re.sub(_TAG, "", re.sub(_BREAK, " ", part)) for part in line] for line in lines]
     starts, texts, ends = zip(*lines, strict=True)
     spoken = [text for text in texts if text]
-    by_lines = all(re.search("[-–—]", start) for start, text, _ in lines if text)
+    by_lines = all(re.search("[-–—]", re.sub(_TAG, "", start)) for start, text, _ in lines if text)
 
     def write(translations: Sequence[Sequence[Translation]]) -> str:
         new = [best.text for best, *_ in translations]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -135,6 +136,9 @@ def written_summary(output: Output | None) -> Iterator[Summary]:
     try:
         yield summary
         summary.exit_code = 0
+    except BrokenPipeError:
+        summary.exit_code = 128 + signal.SIGPIPE  # which then ends the process
+        raise
     except (TransformerMTError, Interrupted, OSError) as error:
         summary.exit_code = getattr(error, "exit_code", TransformerMTError.exit_code)
         raise
