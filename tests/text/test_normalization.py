@@ -146,13 +146,13 @@ def test_the_value_of_a_run_stays(corpus_dir, tmp_path):
     train(old, tmp_path / "run")
     newest = load_newest(tmp_path / "run")
     assert newest.config.data.normalize == newest.vocab.form == "none"
-    new, message = tiny_config(corpus_dir, **steps), r"data.normalize \(was none, is nfc\)"
+    new, message = tiny_config(corpus_dir, **steps), r'data.normalize \(was "none", is "nfc"\)'
     refuses(CheckpointError, message, train, new, tmp_path / "run")
     begun = {"train__init_from": str(tmp_path / "run")}
-    tuned, message = tiny_config(corpus_dir, **steps, **begun), "data.normalize = none, not nfc"
+    tuned, message = tiny_config(corpus_dir, **steps, **begun), 'data.normalize = "none", not "nfc"'
     refuses(ConfigError, f"{message}; use its", train, tuned, tmp_path / "tuned")
     train(tiny_config(corpus_dir, data__normalize="none", **steps, **begun), tmp_path / "tuned")
     assert load_newest(tmp_path / "tuned").vocab.form == "none"
     train(new, tmp_path / "new")
-    message = r"data.normalize \(was nfc, is none\)"
+    message = r'data.normalize \(was "nfc", is "none"\)'
     refuses(CheckpointError, message, train, old, tmp_path / "new")

@@ -56,6 +56,13 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     assert "dropout" not in values["model"] and "label_smoothing" not in values["optim"]
 
 
+def test_tokens_are_those_of_the_corpus(corpus_dir, tmp_path):
+    """Joined pairs have fewer end marks. Sabotage: count the pairs of the first epoch."""
+    config = small_config(corpus_dir, train__join_pairs=True, train__max_steps=1)
+    src, tgt = prepare(config).pairs.lengths.sum(axis=1)
+    assert f" {src:,} source and {tgt:,} target tokens, " in dry_run(config, tmp_path / "run")
+
+
 def line_of(report: str, name: str) -> str:
     """Gives the line of a report that begins with a name."""
     [line] = [line for line in report.splitlines() if line.startswith(f"{name} ")]

@@ -89,17 +89,17 @@ def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
-    """They are named. Sabotage: compare configurations, which vocab.path overrides."""
+    """They are named, as in TOML. Sabotage: compare configurations, which vocab.path overrides."""
     start = partial(small_config, corpus_dir, train__init_from=str(first))
     model = {"model__d_ff": 64, "model__dropout": 0.3, "model__norm": "post"}
     vocab = {"vocab__kind": "unigram", "vocab__size": 300}
     two = {"vocab__shared": False, "model__tie_embeddings": False}
     for changes, message in (
-        (model, r"it has model.d_ff = 32, not 64, model.norm = pre, not post; use its values in"),
-        (vocab, r"it has vocab.kind = bpe, not unigram, vocab.size = 292, not 300; use its values"),
+        (model, 'it has model.d_ff = 32, not 64, model.norm = "pre", not "post"; use its values'),
+        (vocab, 'it has vocab.kind = "bpe", not "unigram", vocab.size = 292, not 300; use its'),
         ({"vocab__size": 300}, r"300; use its values in \[vocab\], or leave out train.init_from$"),
-        ({"vocab__symbols": ["<bt>"]}, r"it has vocab.symbols = \[\], not \['<bt>'\]; use"),
-        (two, r"tie_embeddings = True, not False, vocab.shared = True, .* in \[model\] and \[voc"),
+        ({"vocab__symbols": ["<bt>"]}, r'it has vocab.symbols = \[\], not \["<bt>"\]; use'),
+        (two, r"tie_embeddings = true, not false, vocab.shared = true, .* in \[model\] and \[voc"),
     ):
         with pytest.raises(ConfigError, match=message):
             train(start(**changes), tmp_path / "run")

@@ -18,6 +18,7 @@ from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.training import validation
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import Validator, mean_nll
@@ -71,6 +72,19 @@ def test_validation_translates_as_the_saved_model(untrained_run):
     validator = Validator(trainer.engine, RawPairs(lines, lines), trainer.corpus)
     result = validator.validate(lambda count: None)
     assert result.hypotheses == transformer_mt.load(untrained_run, device="cpu").translate(lines)
+
+
+def test_a_short_text_has_fewer_samples(corpus_dir, tmp_path):
+    """Each is logged once."""
+    train(tiny_config(corpus_dir, data__valid="validation[:2]", train__max_steps=1), tmp_path)
+    assert (tmp_path / "train.log").read_text().count("  source  ") == 2
+
+
+def test_a_huge_perplexity_is_short(corpus_dir, tmp_path, monkeypatch):
+    """Of a run that diverges: not all of its 218 digits."""
+    monkeypatch.setattr(validation, "mean_nll", lambda *_: 500.0)
+    train(tiny_config(corpus_dir, data__valid="validation[:1]", train__max_steps=1), tmp_path)
+    assert ", perplexity 1.4e+217 (best)\n" in (tmp_path / "train.log").read_text()
 
 
 def test_vocabularies_of_two_sizes(corpus_dir, tmp_path):

@@ -27,6 +27,7 @@ from torch import Tensor
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, digest_of_files
 from transformer_mt.config.changes import changed_keys
 from transformer_mt.config.keys import Config, flat_values
+from transformer_mt.config.loading import format_value
 from transformer_mt.config.section import OnChange
 from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
@@ -148,7 +149,9 @@ class Checkpoint:
         keys = changed_keys(self.config, config, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
         if keys:
             old, new = flat_values(self.config), flat_values(config)
-            changes = ", ".join(f"{key} (was {old[key]}, is {new[key]})" for key in keys)
+            changes = ", ".join(
+                f"{key} (was {format_value(old[key])}, is {format_value(new[key])})" for key in keys
+            )
             raise CheckpointError(
                 f"{self.path.parent}: made with another configuration: {changes};"
                 " name another --run directory, or change it back"

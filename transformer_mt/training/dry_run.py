@@ -50,12 +50,13 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
     fitter, pairs, progress = trainer.fitter, trainer.pairs, trainer.progress
-    src_tokens, tgt_tokens = (int(side.sum()) for side in pairs.lengths)
+    # The epoch's pairs may be reversed, joined, or segmented at random.
+    src_tokens, tgt_tokens = (int(side.sum()) for side in corpus.pairs.lengths)
     micro_batches = [
         indices for step in steps for indices in fitter.cut_step(progress, pairs, step)
     ]
     positions = sum(fitter.count_positions(progress, pairs, part) for part in micro_batches)
-    padding = 1 - (src_tokens + tgt_tokens) / positions
+    padding = 1 - int(pairs.lengths.sum()) / positions
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {corpus.vocab.describe()}",
         f"corpus      {corpus.summary}",

@@ -8,7 +8,7 @@ from transformer_mt.checkpoints.layout import STATE, TRAINING
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config, flat_values
-from transformer_mt.config.loading import searched_folders
+from transformer_mt.config.loading import format_value, searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.console import logger
 from transformer_mt.text.prepared import load_configured_vocabulary
@@ -126,7 +126,9 @@ def initial_checkpoint(config: Config) -> Checkpoint | None:
             size = max(size, config.vocab.size)
         old |= {"vocab.kind": kind, "vocab.size": size, "vocab.shared": vocab.shared}
     if different := [key for key in keys if old[key] != new[key]]:
-        differences = ", ".join(f"{key} = {old[key]}, not {new[key]}" for key in different)
+        differences = ", ".join(
+            f"{key} = {format_value(old[key])}, not {format_value(new[key])}" for key in different
+        )
         sections = " and ".join(dict.fromkeys(f"[{key.partition('.')[0]}]" for key in different))
         raise ConfigError(
             f"train.init_from = {name}: it has {differences}; use its values in {sections}, or"

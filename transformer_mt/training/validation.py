@@ -170,8 +170,11 @@ class Validator:
             is_bleu = self._valid.metric == "bleu"
             best = f" {previous.best_bleu:.2f}" if is_bleu else f" at step {previous.best_step}"
             best = "" if result.is_better(previous) else best
-            logger.info("%s, perplexity %.2f (best%s)", text, metrics["perplexity"], best)
-        for i in np.linspace(0, len(self._pairs) - 1, _SAMPLES, dtype=int):
+            value = metrics["perplexity"]
+            shown = f"{value:.2f}" if value < 1e6 else f"{value:.1e}"
+            logger.info("%s, perplexity %s (best%s)", text, shown, best)
+        count = len(self._pairs)
+        for i in np.linspace(0, count - 1, min(count, _SAMPLES), dtype=int):
             logger.info("  source     %s", self._pairs.src[i])
             logger.info("  reference  %s", self._pairs.tgt[i])
             logger.info("  hypothesis %s", result.hypotheses[i])
