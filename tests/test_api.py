@@ -330,6 +330,8 @@ def test_lines_of_any_kind(model):
     expected = model.translate(["abc", "de \ufffd f", "\ufffd"])
     assert model.translate(iter(lines)) == model.translate(deque(lines)) == expected
     assert expected[2] == "\ufffd"
+    shown, same = (model.attention(f"ab {each}", each) for each in ("\ud800", "\ufffd"))
+    assert (shown.src_pieces, shown.tgt_pieces) == (same.src_pieces, same.tgt_pieces)
 
 
 def test_arguments(copy_run, model, monkeypatch):

@@ -58,6 +58,7 @@ def test_config_lists_keys(call):
         return re.findall(r"^(\w+\.\w+) = ", call("config", *arguments).out.decode(), re.MULTILINE)
 
     assert listed() == list(DEFAULTS)
+    assert b"optim.\n" not in call("config", "-h").out  # which would be typed with the full stop
     assert call("config", "valid").out.decode().splitlines()[:6] == [
         "[valid]  Validation by greedy translation of `data.valid`.",
         "",

@@ -46,6 +46,8 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
         average(run_dir, 9, None)
     with pytest.raises(CheckpointError, match="already exists"):
         average(run_dir, 2, tmp_path)
+    with pytest.raises(CheckpointError, match="a\udcff: not UTF-8"):
+        average(run_dir, 2, tmp_path / "a\udcff")
     path = list_checkpoints(run_dir)[1] / MODEL
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

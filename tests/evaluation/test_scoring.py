@@ -115,7 +115,7 @@ def test_a_language_that_was_not_named_is_asked_for(caplog):
     """As without a run: `zh` is not `char`. Sabotage: show the empty key."""
     caplog.set_level("INFO")
     choose_metrics("", references=[CHINESE])
-    assert "data.tgt_lang = unknown (name --tgt-lang), and" in caplog.text
+    assert "no tokenizer for an unknown language (--tgt-lang), and" in caplog.text
 
 
 CHOICES = "en auto - 13a, zh auto - zh, th auto - char, th 13a - 13a, en intl - intl"

@@ -137,9 +137,9 @@ def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
     options = "--format", "jsonl", "--length-penalty", 0, "--raw", "--sample"
     done = stopped("translate", copy_run, *files, *options)
     assert done.code == 0, done.err
-    assert f"starting over; {2 * CHUNK} finished lines were made with another" in done.err
-    changed = "checkpoint and file and format and input and length penalty and raw and sampling"
-    assert f" another {changed}\n" in done.err
+    assert f"starting over; {2 * CHUNK} finished lines cannot be used" in done.err
+    changed = "checkpoint, file, format, input, length penalty, raw, sampling"
+    assert f"; changed since: {changed}\n" in done.err
     assert json.loads((tmp_path / "out").read_bytes())["text"] == "enil rehtona"
 
 

@@ -189,7 +189,7 @@ def test_what_the_library_may_do(monkeypatch, error, reason):
     assert ("--set data.path=NEW" in message) == (reason is not None)
 
 
-def test_an_address_that_is_none(monkeypatch):
+def test_what_is_not_an_address(monkeypatch):
     """As of HF_ENDPOINT without https://."""
     monkeypatch.setattr(constants, "ENDPOINT", "hub.org")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -202,7 +202,8 @@ def test_whatever_the_library_raises_is_one_line(monkeypatch):
         utils.get_session().get(NOTHING_LISTENS)
     assert not isinstance(lost.value, OSError)
     monkeypatch.setattr(urllib.request, "urlopen", Mock())
-    errors = RuntimeError("a loading script"), yaml.YAMLError("bad card"), StopIteration()
+    errors = [RuntimeError("a loading script"), yaml.YAMLError("bad card"), StopIteration()]
+    errors += [AttributeError("of dataset_info: [1]"), TypeError("of configs: [1]"), KeyError("a")]
     for error in (*errors, lost.value):
         monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=error))
         message = f"; on the hub: {type(error).__name__}:"

@@ -82,6 +82,7 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     refuses(ConfigError, "model.norm = sublayer", export, checkpoint, tmp_path / "out", "int8")
     other = find_checkpoint(copy_run)
     refuses(ConfigError, "run: already exists", export, other, tmp_path / "run", "int8")
+    refuses(ConfigError, "a\udcff: not UTF-8; choose", export, other, tmp_path / "a\udcff")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = r"pip install -c constraints.txt -e '.\[ctranslate2\]'"
     refuses(ConfigError, message, export, checkpoint, tmp_path / "out", "int8")

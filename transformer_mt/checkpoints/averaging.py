@@ -18,7 +18,7 @@ from transformer_mt.checkpoints.run_directory import (
 )
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import logger
-from transformer_mt.system.files import atomic_directory
+from transformer_mt.system.files import atomic_directory, is_utf8
 
 
 def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIES) -> Path:
@@ -43,6 +43,8 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
     output = output or run_dir / f"averaged-{last}"
     if os.path.lexists(output):
         raise CheckpointError(f"{output}: already exists; name another directory with -o")
+    if not is_utf8(output):
+        raise CheckpointError(f"{output}: not UTF-8; name another directory with -o")
     try:
         description = description_if_sound(run_dir)
         newest, *others = checkpoints = [load_step(path, description) for path in paths[:last]]

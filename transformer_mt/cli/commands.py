@@ -96,7 +96,7 @@ def prepare(config: Path = CONFIG, set_: list[str] | None = SET, quiet: bool = Q
 
 def config(
     key: str | None = argument(
-        "[KEY]", "A key or section, such as optim.lr_scale or optim.", default=None
+        "[KEY]", "A key or section: optim.lr_scale or optim, for example.", default=None
     ),
 ) -> None:
     """List the keys of a configuration.

@@ -154,7 +154,9 @@ def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> l
     best checkpoint.
     """
     rows: dict[str, Row] = {}
-    without_validation = {t: run[t] for t in run if not t.startswith(f"{VALIDATION}: ")}
+    validation = [title for title in run if title.startswith(f"{VALIDATION}: ")]
+    without_validation = {title: run[title] for title in run if title not in validation}
+    is_shown = not validation  # which a row of the best shows, too
     for record in read_evaluations(path):
         # The score of another checkpoint must not be taken for that of the best.
         is_best = record.checkpoint == best
@@ -163,13 +165,12 @@ def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> l
             title = f"{record.test_set}: {score.full_title}"
             if record.test_set != VALIDATION and _matches(title, scores):
                 known = run if is_best else without_validation
+                is_shown |= is_best
                 row = rows.setdefault(search, {**known, _SEARCH: search, _SIGNATURES: {}})
                 row[title] = score.value
                 signature = _RESAMPLING.sub("", score.signature)  # of an interval, not shown here
                 row[_SIGNATURES][title] = f"{score.title}|{signature}"
-    if run != without_validation and not any(run.items() <= row.items() for row in rows.values()):
-        return [run, *rows.values()]  # the best was scored in validation alone
-    return list(rows.values()) or [run]
+    return list(rows.values()) if rows and is_shown else [run, *rows.values()]
 
 
 def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:

@@ -78,11 +78,11 @@ def choose_metrics(
     name, names = tokenizer or configured, [*BLEU.TOKENIZERS, "auto"]
     if name not in names:
         raise ConfigError(f"{cause}: choose {', '.join(names)}")
-    language = re.split("[-_]", tgt_lang.lower())[0]  # zh of zh_CN
-    language = _TWO_LETTERS.get(language, language)
+    language = _language_code(tgt_lang)
     script = usual_script(references[0]) if references else ""
     if name == "auto":
-        name, cause = "", f"data.tgt_lang = {tgt_lang or 'unknown (name --tgt-lang)'}"
+        name = ""
+        cause = f"data.tgt_lang = {tgt_lang}" if tgt_lang else "an unknown language (--tgt-lang)"
         if script in WITHOUT_SPACES and language not in _TWO_LETTERS.values():
             name = "char"
             logger.info(
@@ -96,6 +96,12 @@ def choose_metrics(
     for metric in metrics:
         metric.n_bootstrap = _RESAMPLES if confidence else None
     return metrics
+
+
+def _language_code(tgt_lang: str) -> str:
+    """Returns the code by which sacreBLEU chooses a tokenizer: zh of zho and zh_CN."""
+    language = re.split("[-_]", tgt_lang.lower())[0]
+    return _TWO_LETTERS.get(language, language)
 
 
 def _make_ter(script: str) -> TER:

@@ -61,6 +61,11 @@ def read_packaged(package: str, name: str) -> str:
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
+def is_utf8(path: Path) -> bool:
+    """Returns whether libraries that take only UTF-8 can open a path, as safetensors."""
+    return str(path) == str(path).encode(errors="replace").decode()
+
+
 def replace_file(path: Path, data: bytes, suffix: str = "partial") -> None:
     """Replaces a file by one with this content, as `atomic_file` does."""
     with atomic_file(path, suffix=suffix) as file:

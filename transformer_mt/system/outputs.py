@@ -266,8 +266,8 @@ def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
     state = _read_state(output)
     if state and (changes := _changes(state, fingerprint)):
         logger.warning(
-            f"{output.name}: starting over; {state.lines:,} finished lines were made"
-            f" with another {' and '.join(changes)}"
+            f"{output.name}: starting over; {state.lines:,} finished lines cannot be used;"
+            f" changed since: {', '.join(changes)}"
         )
     elif state and output.partial.is_file() and output.partial.stat().st_size >= state.bytes:
         logger.info(f"{output.name}: continuing after {state.lines:,} finished lines")

@@ -37,16 +37,18 @@ def load_dataset(config: DataConfig, split: str) -> Any:
     import yaml
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Of the client's own library, such as httpx, whose errors are no OSError: a lost connection.
+    # Of the library that reads the hub, httpx or another: a lost connection is not an OSError.
     of_client = HfHubHTTPError.__bases__
-    of_library = datasets.exceptions.DatasetsError, yaml.YAMLError, *of_client
+    of_libraries = datasets.exceptions.DatasetsError, yaml.YAMLError, *of_client
+    of_system = OSError, RuntimeError, ImportError
+    of_wrong_card = ValueError, TypeError, AttributeError, LookupError, StopIteration
     place, problem = f"data.path = {config.path}, split {split}", _why_offline()
     options = {"name": config.name, "split": split, "cache_dir": config.cache_dir}
     try:
         # Offline the cache is used at once, without a minute of retries.
         with _library_settings(offline=bool(problem)):
             dataset = datasets.load_dataset(config.path, **options)
-    except (ValueError, OSError, RuntimeError, ImportError, StopIteration, *of_library) as error:
+    except (*of_libraries, *of_system, *of_wrong_card) as error:
         cause = error.__cause__ or error
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         if problem:
@@ -86,7 +88,7 @@ def _why_offline() -> str:
     try:
         request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
         urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER).close()
-    except (OSError, ValueError, HTTPException) as error:  # also of an address that is none
+    except (OSError, ValueError, HTTPException) as error:  # also if it is not an address
         reason = getattr(error, "reason", error)
         # The hub's client may know certificates that Python does not, so let it try.
         if not isinstance(error, urllib.error.HTTPError) and not isinstance(reason, ssl.SSLError):

@@ -20,7 +20,7 @@ from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import logger
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.files import restore_replaced
+from transformer_mt.system.files import is_utf8, restore_replaced
 from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
@@ -222,10 +222,8 @@ def require_writable(run_dir: Path) -> None:
 
     A run inside a checkpoint would be deleted with it.
     """
-    try:
-        str(run_dir.absolute()).encode()
-    except UnicodeEncodeError:
-        raise CheckpointError(f"{run_dir}: not UTF-8; name another --run directory") from None
+    if not is_utf8(run_dir.absolute()):
+        raise CheckpointError(f"{run_dir}: not UTF-8; name another --run directory")
     nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"

@@ -8,7 +8,7 @@ import torch
 from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import sinusoid
-from transformer_mt.system.files import atomic_directory
+from transformer_mt.system.files import atomic_directory, is_utf8
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.translation.export_ctranslate2 import write_ctranslate2
 from transformer_mt.translation.export_transformers import write_transformers
@@ -42,6 +42,8 @@ def export(
         raise ConfigError(f"--quantization is for CTranslate2: leave it out with --format {format}")
     if os.path.lexists(output):
         raise ConfigError(f"{output}: already exists; choose another directory")
+    if not is_utf8(output):
+        raise ConfigError(f"{output}: not UTF-8; choose another directory")
     warn_of_changed_model([checkpoint])
     model, stored = checkpoint.build_model(raw), quantization or "float32"
     splitter = LineSplitter(checkpoint.vocab.src, checkpoint.config.data, checkpoint.sources)

@@ -281,9 +281,9 @@ class TranslationModel:
                     f"pass one sentence as a str, not {type(text).__name__}; call this for each"
                     " sentence"
                 )
-        [src_ids] = self.vocab.src.encode([source])
+        [src_ids] = self.vocab.src.encode(_list_lines([source]))
         if hypothesis is not None:
-            [tgt_ids] = self.vocab.tgt.encode([hypothesis])
+            [tgt_ids] = self.vocab.tgt.encode(_list_lines([hypothesis]))
             return src_ids, tgt_ids
         if not src_ids:  # which the model does not translate
             return [], []
