@@ -173,10 +173,8 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
     keys, sizes = {}, tomllib.loads(read_packaged(__package__, "recipes.toml"))
     for recipe in sizes.pop("recipes"):
         if recipe["pairs"] <= text.usable and recipe["gpu"] <= machine.has_gpu:
-            keys = sizes[recipe["sizes"]] | recipe["keys"]
-    if not machine.is_fast:  # they gain only after thousands of steps
-        for key in ("train.bidirectional_epochs", "train.join_pairs"):
-            keys.pop(key, None)
+            name = "keys" if machine.is_fast or "slow_keys" not in recipe else "slow_keys"
+            keys = sizes[recipe["sizes"]] | recipe[name]
     if (epochs := keys.get("train.bidirectional_epochs")) and not machine.has_gpu:
         tokens = text.train_pairs * text.tokens_per_line
         most = int(_REVERSED_STEPS * keys["train.batch_tokens"] / max(tokens, 1))
