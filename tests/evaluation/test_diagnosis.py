@@ -152,7 +152,7 @@ def test_a_run_that_has_just_begun(run, diagnose):
 def test_a_run_that_is_fine_tuned(run, diagnose):
     """Fewer steps than the warm-up are enough; without a checkpoint its vocabulary is unknown."""
     write_metrics(run, {1: 2.0, 50: 2.0})
-    assert diagnose()[0][0].startswith("too few steps: 50 steps are fewer than")
+    assert diagnose()[0][0].startswith("too few steps: 50, fewer than")
     change_config(run, "train", init_from="other")
     assert diagnose() == ([], [])
     for path in list_checkpoints(run):

@@ -292,9 +292,9 @@ def test_a_table_whose_name_says_its_columns(tmp_path):
     assert pairs_of(config, "z") == [('a "b', 'c" d'), ("x\u2028y", "z\rw"), ("", "")]
 
 
-def parquet(columns: dict) -> bytes:
+def parquet(columns: dict | list, names: list[str] | None = None) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer)
+    pq.write_table(pa.table(columns, names=names), buffer)
     return buffer.getvalue()
 
 
@@ -337,6 +337,8 @@ ROW = b'{"de": "a", "en": "b"}\n'
         ("a.parquet", parquet({"de": ["a"], "x": ["b"]}), "data.tgt_lang = en: .* has de, x"),
         ("a.parquet", parquet({"de": [1], "en": ["one"]}), "1 in the column de is not text"),
         ("a.parquet", b"", "a.parquet: cannot be read: "),
+        ("a.parquet", parquet({"de": ["a"], "d": pa.array([10**8], pa.date32())}), "out of range"),
+        ("a.parquet", parquet([["a"], ["b"]], ["de", "de"]), "several columns with the name de"),
         ("a.parquet", b"PAR1 no Parquet PAR1", "a.parquet: cannot be read: "),
     ],
 )

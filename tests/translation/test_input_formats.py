@@ -155,10 +155,12 @@ def test_lines_outside_of_cues_are_reported(caplog):
     """After an empty line, or false times; a .vtt may have notes there. Sabotage: look at none."""
     film = b"1\n0:01 --> 0:02\nab\n\ncd\n\n2\n0:03 -> 0:04\nef\n"
     assert translated("srt", film) == film.replace(b"ab", b"AB")
+    without_number = film.replace(b"1\n", b"\xef\xbb\xbf", 1)
+    assert translated("srt", without_number) == without_number.replace(b"ab", b"AB")
     film = b"WEBVTT\n\nNOTE a\n\nb\n" + film.replace(b"1\n", b"")
     assert translated("vtt", film) == film.replace(b"ab", b"AB")
     message = "in: lines outside of cues, not translated: "
-    assert caplog.messages == [f"{message}2", f"{message}1"]
+    assert caplog.messages == [f"{message}2", f"{message}2", f"{message}1"]
 
 
 def test_tags_within_a_text_are_dropped():

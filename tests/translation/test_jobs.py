@@ -313,9 +313,10 @@ def test_the_summary_replaces_only_a_summary(translate, texts):
         ["--output-dir", "out", "--summary", "in/a/x.de", "in/b/x.de"],
         ["-i", "in/a/x.de", "--output-dir", "out", "--summary", "in/a/x.de"],
         ["-i", "in/b/x.de", "-o", "x", "--summary", "x"],
+        ["-i", "in/b/x.de", "--summary", "/dev/stdout"],
     ):
         done = translate(*words)
-        assert done.code == 2 and "; name another" in done.err, done.err
+        assert (done.code, done.out) == (2, b"") and "; name another" in done.err, done.err
         assert Path("in/a/x.de").read_text() == source and not Path("x").exists()
     assert translate("-i", "in", "--output-dir", "in", "--summary", "in/s").code == 0
     assert translate("-i", "in", "--output-dir", "in", "--summary", "in/s").code == 0

@@ -65,7 +65,7 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> Iterator[str]:
     )
     if metrics.records and last < warmup_steps:
         yield (
-            f"too few steps: {last:,} steps are fewer than optim.warmup_steps = {warmup_steps:,};"
+            f"too few steps: {last:,}, fewer than optim.warmup_steps = {warmup_steps:,};"
             f" {advice}, or start a new run with a shorter warm-up"
         )
         return

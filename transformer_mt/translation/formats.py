@@ -26,7 +26,7 @@ _AS_TEXT = "add --input-format text"
 _BREAK = r"\\N|<[bB][rR] ?/?>"
 _TAG = rf"{_BREAK}|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
 """Those of HTML, WebVTT, SubStation Alpha (`{\\an8}`) and MicroDVD (`{y:i}`)."""
-_TIMES = r"^[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
+_TIMES = r"^\ufeff?[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!\r*\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
 """A line of times and the lines up to an empty one, or to the next cue."""
 _END = rf"(?:{_TAG}|[^\S\n])*+(?:\n|\Z)"

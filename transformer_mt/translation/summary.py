@@ -157,8 +157,11 @@ def check_summary(files: FileOptions) -> Output | None:
     if not files.summary:
         return None
     output = check_output(files.summary, resolve_inputs([*files.inputs, files.files_from]))
-    if files.output and os.path.realpath(files.output) == str(output.target):
-        raise OutputError(f"{output.name}: is also the --output; name another --summary")
+    place = output.target, output.descriptor
+    if any(place) and not files.output_dir:
+        translation = check_output(files.output)
+        if place == (translation.target, translation.descriptor):
+            raise OutputError(f"{output.name}: has the translation; name another --summary")
     if output.target and output.target.is_file():
         with suppress(OSError, ValueError, TypeError):
             if "exit_code" in parse_json(output.target.read_bytes()):
