@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +243,14 @@ def test_what_the_manifest_does_not_list_is_not_read(tmp_path):
             continue
         with pytest.raises(CheckpointError, match=f"manifest does not list {name}"):
             load_checkpoint(path)
+
+
+def test_a_checkpoint_deleted_before_its_weights_are_read(tmp_path):
+    """By a trainer, while other files were read. Sabotage: give the library's message."""
+    checkpoint = load_checkpoint(path := save_step(tmp_path, 1))
+    shutil.rmtree(path)
+    with pytest.raises(CheckpointError, match=f"{MODEL}: was deleted, as training does; try again"):
+        checkpoint.build_model()
 
 
 def test_a_vocabulary_of_other_pieces_is_noticed(tmp_path):

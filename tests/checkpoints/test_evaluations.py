@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 from conftest import HOSTILE_JSON
@@ -39,6 +40,27 @@ def test_a_record_comes_back(tmp_path):
     assert str(record.search) == setting  # the title of its column
     write_evaluation(path, replace(RECORD, hypotheses=["a" * 3_000_000]))  # as of many lines
     assert len(read_evaluations(tmp_path)) == 1
+
+
+def test_two_processes_that_score_one_translation(tmp_path, monkeypatch):
+    """Both scores are kept. Sabotage: hold no lock."""
+    (tmp_path / METRICS).touch()
+    path, real = tmp_path / "step-00000001", evaluations.replace_file
+    other = replace(RECORD, scores=[Score("ter", 60.0, "nrefs:1")])
+    second = Thread(target=write_evaluation, args=(path, other))
+
+    def replace_file(*arguments) -> None:
+        monkeypatch.undo()
+        second.start()
+        second.join(0.3)  # it waits for this one
+        real(*arguments)
+
+    monkeypatch.setattr(evaluations, "replace_file", replace_file)
+    write_evaluation(path, RECORD)
+    second.join()
+    [record] = read_evaluations(tmp_path)
+    assert {score.name for score in record.scores} == {"chrf", "ter"}
+    assert len(list((tmp_path / "evaluations").iterdir())) == 1
 
 
 def test_scores_of_weights_that_were_replaced_are_left_out(tmp_path, caplog):

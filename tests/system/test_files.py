@@ -110,6 +110,17 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     assert sorted(path.name for path in parent.iterdir()) == ["a", "b", "directory"]
 
 
+def test_two_processes_that_write_one_new_directory(tmp_path):
+    """The second is refused, and what the first writes is whole. Sabotage: hold no lock."""
+    path = tmp_path / "directory"
+    with atomic_directory(path, replaces=False) as folder:
+        (folder / "file").touch()
+        with pytest.raises(CheckpointError, match=f"{path}: process {os.getpid()} is writing it"):
+            with atomic_directory(path, replaces=False):
+                pass
+    assert [*tmp_path.iterdir()] == [path] and [*path.iterdir()] == [path / "file"]
+
+
 def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):
     """Killed while it deletes, the program leaves nothing under the old name."""
     (tmp_path / "directory").mkdir()

@@ -202,6 +202,8 @@ class Checkpoint:
         """
         if name not in self.files:
             raise CheckpointError(f"{self.path}: has no {name}")
+        if not (self.path / name).exists():
+            raise CheckpointError(f"{self.path / name}: was deleted, as training does; try again")
         return _read_tensors(self.path / name)
 
 

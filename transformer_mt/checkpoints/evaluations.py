@@ -19,7 +19,7 @@ from pydantic import Field
 from transformer_mt.checkpoints.layout import METRICS, STEP_NAME, checkpoint_digest
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import logger
-from transformer_mt.system.files import canonical_json, json_digest, read_json, replace_file
+from transformer_mt.system.files import canonical_json, json_digest, locked, read_json, replace_file
 
 FOLDER = "evaluations"
 VALIDATION = "validation"
@@ -139,16 +139,18 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
     folder = record_folder(checkpoint)
     if folder is None:
         return
-    with suppress(CheckpointError):
-        before = read_json(folder / record.file_name, EvaluationRecord)
-        texts = record.sources, record.references, record.hypotheses
-        if (before.sources, before.references, before.hypotheses) == texts:
-            new = {score.title for score in record.scores}
-            others = [score for score in before.scores if score.title not in new]
-            record = replace(record, scores=[*record.scores, *others])
     try:
         folder.mkdir(exist_ok=True)
-        replace_file(folder / record.file_name, canonical_json(record))
+        # Another process may record other scores of the same translation.
+        with locked(folder / ".lock", lambda process: None, remove=True):
+            with suppress(CheckpointError):
+                before = read_json(folder / record.file_name, EvaluationRecord)
+                texts = record.sources, record.references, record.hypotheses
+                if (before.sources, before.references, before.hypotheses) == texts:
+                    new = {score.title for score in record.scores}
+                    others = [score for score in before.scores if score.title not in new]
+                    record = replace(record, scores=[*record.scores, *others])
+            replace_file(folder / record.file_name, canonical_json(record))
     except OSError as error:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 

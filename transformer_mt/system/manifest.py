@@ -39,7 +39,11 @@ def read_manifest(directory: Path) -> dict[str, str]:
     """
     path = directory / MANIFEST
     files: dict[str, str] = read_json(path, _Manifest, MANIFEST_FORMAT).files
-    if path.read_bytes() != _encode_manifest(files):
+    try:
+        is_sound = path.read_bytes() == _encode_manifest(files)
+    except OSError as error:  # its trainer may have deleted it just now
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    if not is_sound:
         raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
     if not all(map(_PLAIN_NAME.fullmatch, files)):
         raise CheckpointError(f"{path}: names a file outside its directory")
