@@ -35,7 +35,7 @@ DIVERGED, FEW, OVERFITTED = findings.divergence, findings.too_few_steps, finding
         (FEW, "valid", {}, None),
         (FEW, "valid", {100: 6.0}, None),
         (FEW, "valid", {1000: 2.0, 2000: 1.9, 2800: math.nan}, None),
-        (FEW, "valid", {99: 6.0}, "99 steps are fewer than optim.warmup_steps = 100;"),
+        (FEW, "valid", {99: 6.0}, "too few steps: 99, fewer than optim.warmup_steps = 100;"),
         (FEW, "valid", {500: 3.0, 750: 2.0, 1000: 1.9}, None),
         (FEW, "valid", {500: 2.0, 750: 3.0, 1000: 4.0}, None),
         (FEW, "valid", {750: 2.0, 1000: 1.89}, "validation perplexity still fell from 7.39 at s"),
