@@ -249,7 +249,8 @@ def test_a_checkpoint_deleted_before_its_weights_are_read(tmp_path):
     """By a trainer, while other files were read. Sabotage: give the library's message."""
     checkpoint = load_checkpoint(path := save_step(tmp_path, 1))
     shutil.rmtree(path)
-    with pytest.raises(CheckpointError, match=f"{MODEL}: was deleted, as training does; try again"):
+    message = f"{MODEL}: was deleted meanwhile; run the command again"
+    with pytest.raises(CheckpointError, match=message):
         checkpoint.build_model()
 
 

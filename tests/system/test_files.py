@@ -15,7 +15,7 @@ from conftest import refuses
 from transformer_mt.checkpoints.checkpoint import RunState
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import files
-from transformer_mt.system.files import atomic_directory, atomic_file, locked
+from transformer_mt.system.files import atomic_directory, atomic_file, locked, new_directory
 from transformer_mt.system.manifest import read_manifest
 
 
@@ -113,10 +113,10 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
 def test_two_processes_that_write_one_new_directory(tmp_path):
     """The second is refused, and what the first writes is whole. Sabotage: hold no lock."""
     path = tmp_path / "directory"
-    with atomic_directory(path, replaces=False) as folder:
+    with new_directory(path) as folder:
         (folder / "file").touch()
         with pytest.raises(CheckpointError, match=f"{path}: process {os.getpid()} is writing it"):
-            with atomic_directory(path, replaces=False):
+            with new_directory(path):
                 pass
     assert [*tmp_path.iterdir()] == [path] and [*path.iterdir()] == [path / "file"]
 

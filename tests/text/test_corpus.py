@@ -338,7 +338,7 @@ ROW = b'{"de": "a", "en": "b"}\n'
         ("a.parquet", parquet({"de": [1], "en": ["one"]}), "1 in the column de is not text"),
         ("a.parquet", b"", "a.parquet: cannot be read: "),
         ("a.parquet", parquet({"de": ["a"], "d": pa.array([10**8], pa.date32())}), "out of range"),
-        ("a.parquet", parquet([["a"], ["b"]], ["de", "de"]), "several columns with the name de"),
+        ("a.parquet", parquet([["a"], ["b"]], ["de", "de"]), "several columns named de"),
         ("a.parquet", b"PAR1 no Parquet PAR1", "a.parquet: cannot be read: "),
     ],
 )

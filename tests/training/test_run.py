@@ -290,8 +290,9 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
         shutil.rmtree(path)
     old = next((run_dir / "evaluations").iterdir())
     shutil.copy(old, old.with_name("test.json"))
+    (notes := old.with_name("notes.json")).touch()
     train(small_config(corpus_dir, train__max_steps=1), run_dir)
-    assert [*old.parent.iterdir()] == [old]  # of the new weights
+    assert {*old.parent.iterdir()} == {old, notes}  # of the new weights, and the user's
     message = f"{run_dir}: has no checkpoint, so training starts at step 1 again"
     assert caplog.messages.count(message) == 1
     assert [record["step"] for record in records(run_dir)] == [1, 1]

@@ -18,7 +18,7 @@ from transformer_mt.checkpoints.run_directory import (
 )
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import logger
-from transformer_mt.system.files import atomic_directory, is_utf8
+from transformer_mt.system.files import is_utf8, new_directory
 
 
 def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIES) -> Path:
@@ -62,7 +62,7 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
     state = replace(newest.state, progress=progress)
     steps = [checkpoint.progress.step for checkpoint in checkpoints]
     logger.info("averaging steps %s", ", ".join(map(str, steps)))
-    with atomic_directory(output, replaces=False) as folder:  # with run.json from the start
+    with new_directory(output) as folder:  # with run.json from the start
         save_checkpoint(folder, {MODEL: weights}, state, newest.config, newest.vocab)
         if description:
             described = replace(description, averaged_steps=steps, complete=True)

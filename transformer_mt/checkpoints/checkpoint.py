@@ -202,9 +202,10 @@ class Checkpoint:
         """
         if name not in self.files:
             raise CheckpointError(f"{self.path}: has no {name}")
-        if not (self.path / name).exists():
-            raise CheckpointError(f"{self.path / name}: was deleted, as training does; try again")
-        return _read_tensors(self.path / name)
+        path = self.path / name
+        if not path.exists():
+            raise CheckpointError(f"{path}: was deleted meanwhile; run the command again")
+        return _read_tensors(path)
 
 
 def save_checkpoint(

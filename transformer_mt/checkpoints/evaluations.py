@@ -177,6 +177,14 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
     return sorted(records, key=lambda record: record.time)
 
 
+def delete_evaluations(run_dir: Path) -> None:
+    """Deletes the evaluations of a run's checkpoints; other files are kept."""
+    for path in run_dir.glob(f"{FOLDER}/[!.]*.json"):
+        with suppress(CheckpointError):
+            read_json(path, EvaluationRecord)
+            path.unlink()
+
+
 def _is_replaced(record: EvaluationRecord, directory: Path) -> bool:
     """Returns whether the checkpoint that was scored was saved again, maybe with other weights."""
     is_step = STEP_NAME.fullmatch(record.checkpoint)

@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -97,36 +97,45 @@ def atomic_directory(path: Path, replaces: bool = True) -> Iterator[Path]:
     Its files are on disk before it is renamed. An existing directory is first moved to
     `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
     renames. After an error, the previous directory is unchanged. A link to a directory is replaced,
-    and the directory is not. Without `replaces`, what exists by then is an error, and so is another
-    process that is writing it.
+    and the directory is not. Without `replaces`, what exists by then is an error.
     """
     temporary, replaced = beside(path, "partial"), beside(path, "replaced")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    _restore(replaced, path)
+    try:
+        with naming(path):
+            yield temporary
+            for item in (*temporary.iterdir(), temporary):
+                sync(item)
+        if not replaces and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "has appeared meanwhile", str(path))
+        if path.is_symlink():
+            path.unlink()  # what it links to is left alone
+        elif path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        _restore(replaced, path)
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yields what `atomic_directory` does, for a directory that only one process may create.
+
+    Raises:
+        CheckpointError: If another process is writing it.
+    """
 
     def refuse(process: str) -> None:
         raise CheckpointError(f"{path}: process {process} is writing it; name another directory")
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever replaces one holds a lock already.
-    with nullcontext() if replaces else locked(beside(path, "lock"), refuse, remove=True):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        _restore(replaced, path)
-        try:
-            with naming(path):
-                yield temporary
-                for item in (*temporary.iterdir(), temporary):
-                    sync(item)
-            if not replaces and os.path.lexists(path):
-                raise FileExistsError(errno.EEXIST, "has appeared meanwhile", str(path))
-            if path.is_symlink():
-                path.unlink()  # what it links to is left alone
-            elif path.exists():
-                path.rename(replaced)
-            temporary.rename(path)
-            sync(path.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            _restore(replaced, path)
+    lock = locked(beside(path, "lock"), refuse, remove=True)
+    with lock, atomic_directory(path, replaces=False) as folder:
+        yield folder
 
 
 def restore_replaced(directory: Path) -> None:

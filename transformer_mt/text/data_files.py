@@ -120,7 +120,7 @@ def _read_parquet(path: Path, columns: Columns) -> Rows:
             present = file.schema_arrow.names
             names = wanted_columns(present, columns)
             if twice := [name for name in names if present.count(name) > 1]:
-                raise DataError(f"{path}: has several columns with the name {twice[0]}")
+                raise DataError(f"{path}: has several columns named {twice[0]}")
             batches = file.iter_batches(BATCH_ROWS, columns=names)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:

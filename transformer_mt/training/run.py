@@ -1,7 +1,6 @@
 """Starts a run from its configuration, or resumes it from its newest checkpoint."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
-from transformer_mt.checkpoints.evaluations import FOLDER
+from transformer_mt.checkpoints.evaluations import delete_evaluations
 from transformer_mt.checkpoints.layout import LOCK, METRICS, RUN_DIFF, RUN_FILE, STATE
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest, lock_run
 from transformer_mt.config.changes import without_folders
@@ -90,7 +89,7 @@ def _train_main(
         trainer = build_trainer(config, run_dir, processes=processes)
         if not list_checkpoints(run_dir) and (run_dir / METRICS).exists():
             logger.warning("%s: has no checkpoint, so training starts at step 1 again", run_dir)
-            shutil.rmtree(run_dir / FOLDER, ignore_errors=True)  # of other weights
+            delete_evaluations(run_dir)  # of weights that are gone
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
             is_own = stack.enter_context(lock_run(run_dir))

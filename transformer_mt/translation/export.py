@@ -8,7 +8,7 @@ import torch
 from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import sinusoid
-from transformer_mt.system.files import atomic_directory, is_utf8
+from transformer_mt.system.files import is_utf8, new_directory
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.translation.export_ctranslate2 import write_ctranslate2
 from transformer_mt.translation.export_transformers import write_transformers
@@ -49,7 +49,7 @@ def export(
     splitter = LineSplitter(checkpoint.vocab.src, checkpoint.config.data, checkpoint.sources)
     # Longer sequences are refused; the model was not trained on any as long as this.
     positions = sinusoid(torch.arange(2 * splitter.max_length + 1024), model.d_model)
-    with atomic_directory(output, replaces=False) as folder:
+    with new_directory(output) as folder:
         if format == "ctranslate2":
             usage = write_ctranslate2(folder, checkpoint, model, positions, stored, raw)
         else:

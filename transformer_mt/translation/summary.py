@@ -161,7 +161,7 @@ def check_summary(files: FileOptions) -> Output | None:
     if any(place) and not files.output_dir:
         translation = check_output(files.output)
         if place == (translation.target, translation.descriptor):
-            raise OutputError(f"{output.name}: has the translation; name another --summary")
+            raise OutputError(f"{output.name}: is also the --output; name another --summary")
     if output.target and output.target.is_file():
         with suppress(OSError, ValueError, TypeError):
             if "exit_code" in parse_json(output.target.read_bytes()):
