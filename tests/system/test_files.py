@@ -168,11 +168,11 @@ def test_what_a_lock_file_tells(tmp_path, monkeypatch):
 
 
 def test_a_manifest_of_a_newer_version_is_refused_by_name(tmp_path):
-    for text, message in (
-        ('{"files": {}, "format": 2, "sha256": ""}', "format 2, not 1; use the version of trans"),
-        ('{"files": 5, "format": 1, "new": 5}', "unknown key new; use a newer transformer-mt"),
+    for content, message in (
+        ({"files": {}, "format": 2}, "format 2, not 1; use the version of transformer-mt that"),
+        ({"files": 5, "format": 1, "new": 5}, "unknown key new; use a newer transformer-mt"),
     ):
-        (tmp_path / "manifest.json").write_text(text)
+        (tmp_path / "manifest.json").write_bytes(files.signed_json(content))
         refuses(CheckpointError, f"manifest.json: {message}", read_manifest, tmp_path)
 
 

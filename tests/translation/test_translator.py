@@ -1,6 +1,7 @@
 """The translator by hand: limits, splitting, batches and scores, with a model not trained."""
 
 import math
+import tracemalloc
 from concurrent.futures import CancelledError
 from types import SimpleNamespace
 
@@ -117,6 +118,25 @@ def test_a_split_line_joins_its_parts(vocab, cut_length):
     assert counts == {"split": 2, "copied": 0, "cut": 0, "empty": 0}
     assert sum(advances) == len(lines) and min(advances) >= 0
     assert (translator.first_chunk_lines, translator.chunk_lines) == (8, 9)
+
+
+def test_memory_stays_flat(vocab):
+    """However many chunks there are. Sabotage: keep the plan of each chunk."""
+
+    def decode(batches, options):
+        for batch in batches:
+            yield [[Hypothesis([], 0.0)] for _ in batch]
+
+    runtime = SimpleNamespace(device_type="cpu", batch_tokens=99, chunk_lines=(8, 9), decode=decode)
+    translator = Translator(runtime, vocab, splitter(vocab), SearchOptions())
+    peaks = []
+    for count in (4, 40):
+        tracemalloc.start()
+        for _ in translator.translate_chunks((["ab cd"] * 200 for _ in range(count)), lambda _: 0):
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_batches_by_hand(vocab):

@@ -6,13 +6,7 @@ from pathlib import Path
 from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import (
-    canonical_json,
-    json_digest,
-    parse_json,
-    read_json,
-    replace_file,
-)
+from transformer_mt.system.files import read_json, replace_file, signed_json
 from transformer_mt.text.corpus_report import CorpusReport
 
 
@@ -87,9 +81,7 @@ def write_description(directory: Path, description: RunDescription) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    values = parse_json(canonical_json(description))
-    signed = {**values, "sha256": json_digest(values)}
-    replace_file(directory / RUN_FILE, canonical_json(signed))
+    replace_file(directory / RUN_FILE, signed_json(description))
 
 
 def read_description(directory: Path) -> RunDescription | None:
@@ -102,10 +94,8 @@ def read_description(directory: Path) -> RunDescription | None:
     if not path.exists():
         return None
     try:
-        values = read_json(path)  # the digest covers keys that only a newer version knows
-        if not isinstance(values, dict) or values.pop("sha256", None) != json_digest(values):
-            raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
-        description: RunDescription = read_json(path, RunDescription, unknown=None)
+        # Its own digest covers keys that only a newer version knows.
+        description: RunDescription = read_json(path, RunDescription, unknown=None, signed=True)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; resume the run, which writes it again") from None
     return description

@@ -249,6 +249,12 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
+def signed_json(value: Any) -> bytes:
+    """Encodes a dataclass or a dictionary as canonical JSON with its own digest as `sha256`."""
+    body = {key: item for key, item in _as_dict(value).items() if key != "sha256"}
+    return canonical_json({**body, "sha256": json_digest(body)})
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parses JSON that this program wrote.
 
@@ -263,6 +269,7 @@ def read_json(
     kind: Any = Any,
     version: int | None = None,
     unknown: Literal["forbid"] | None = "forbid",
+    signed: bool = False,
 ) -> Any:
     """Reads a JSON file that this program wrote.
 
@@ -271,6 +278,7 @@ def read_json(
         kind: The type that the content must have.
         version: What its key `format` must be, if it has one.
         unknown: Whether keys that a type does not have are wrong; None leaves it to the types.
+        signed: Whether it is from `signed_json`; then a file that was changed is damaged.
 
     Returns:
         A value of this type.
@@ -289,6 +297,8 @@ def read_json(
                 f"{path}: format {written!r:.20}, not {version}; use the version of transformer-mt"
                 " that wrote it, or make it again"
             )
+        if signed and (not isinstance(values, dict) or content != signed_json(values)):
+            raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
         return TypeAdapter(kind).validate_json(content, strict=True, extra=unknown)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

@@ -3,10 +3,9 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import canonical_json, json_digest, read_json, replace_file, sha256
+from transformer_mt.system.files import read_json, replace_file, sha256, signed_json
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -22,12 +21,8 @@ class _Manifest:
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
     """Writes or replaces the manifest of a directory: SHA-256 digests by file name, and its own."""
-    replace_file(directory / MANIFEST, _encode_manifest(files))
-
-
-def _encode_manifest(files: dict[str, str]) -> bytes:
-    body: dict[str, Any] = {"files": files, "format": MANIFEST_FORMAT}
-    return canonical_json({**body, "sha256": json_digest(body)})
+    body = {"files": files, "format": MANIFEST_FORMAT}
+    replace_file(directory / MANIFEST, signed_json(body))
 
 
 def read_manifest(directory: Path) -> dict[str, str]:
@@ -38,13 +33,7 @@ def read_manifest(directory: Path) -> dict[str, str]:
             file outside the directory.
     """
     path = directory / MANIFEST
-    files: dict[str, str] = read_json(path, _Manifest, MANIFEST_FORMAT).files
-    try:
-        is_sound = path.read_bytes() == _encode_manifest(files)
-    except OSError as error:  # its trainer may have deleted it just now
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    if not is_sound:
-        raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
+    files: dict[str, str] = read_json(path, _Manifest, MANIFEST_FORMAT, signed=True).files
     if not all(map(_PLAIN_NAME.fullmatch, files)):
         raise CheckpointError(f"{path}: names a file outside its directory")
     return files

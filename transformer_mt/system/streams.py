@@ -12,7 +12,7 @@ import select
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -147,16 +147,6 @@ IDLE_SECONDS = 0.05
 """After this long without input, the writer is assumed to be waiting for an answer."""
 
 
-def _end_of_chunk(lines: Sequence[bytes], limit: int) -> int:
-    """Returns how many of the lines are the first chunk; 0 if it may become longer."""
-    read = 0
-    for count, line in enumerate(lines[:limit], 1):
-        read += len(line) - line.endswith(b"\n")
-        if count == limit or read >= CHUNK_BYTES:
-            return count
-    return 0
-
-
 def _not_utf_8(name: object, encoding: str) -> DataError:
     return DataError(f"{name}: is {encoding}; convert it with iconv -f {encoding} -t UTF-8")
 
@@ -209,18 +199,19 @@ class LineReader:
         Raises:
             DataError: If the input cannot be read or decompressed to its end, or is not text.
         """
-        ready: list[bytes] = []
-        limit = first_size
+        chunk, length, limit = list[bytes](), 0, first_size
         for lines in split_lines(self._stream, self._name):
-            ready += lines
-            while end := _end_of_chunk(ready, limit):
-                yield ready[:end]
-                ready, limit = ready[end:], size
-            if ready and self.is_pipe and not self._has_more():
-                yield ready
-                ready = []
-        if ready:
-            yield ready
+            for line in lines:
+                chunk.append(line)
+                length += len(line) - line.endswith(b"\n")
+                if len(chunk) == limit or length >= CHUNK_BYTES:
+                    yield chunk
+                    chunk, length, limit = [], 0, size
+            if chunk and self.is_pipe and not self._has_more():
+                yield chunk
+                chunk, length = [], 0
+        if chunk:
+            yield chunk
 
     def _has_more(self) -> bool:
         poll = select.poll()  # unlike select, it takes descriptors above 1,023

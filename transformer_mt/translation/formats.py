@@ -90,9 +90,8 @@ class InputFormat:
             text = rest + b"".join(raw).decode("utf-8", "surrogateescape")
             pieces, rest = self._reader.read(text, not raw)
             if raw or any(pieces):
-                parts = [piece for piece in pieces if isinstance(piece, Segment)]
-                texts = [self._replace(text) for part in parts for text in part.texts]
-                yield Segment(texts, partial(_write, pieces))
+                chunk = join_segments(pieces)
+                yield Segment([self._replace(text) for text in chunk.texts], chunk.write)
 
     def _replace(self, text: str) -> str:
         """Replaces surrogates, which stand for bytes that are not UTF-8."""
@@ -101,7 +100,13 @@ class InputFormat:
         return replaced
 
 
-def _write(pieces: list[Piece], translations: Sequence[Sequence[Translation]]) -> str:
+def join_segments(pieces: Sequence[Piece]) -> Segment:
+    """Makes one segment of all pieces of a text."""
+    texts = [text for piece in pieces if isinstance(piece, Segment) for text in piece.texts]
+    return Segment(texts, partial(_write, pieces))
+
+
+def _write(pieces: Sequence[Piece], translations: Sequence[Sequence[Translation]]) -> str:
     left = iter(translations)
     return "".join(
         piece if isinstance(piece, str) else piece.write(list(islice(left, len(piece.texts))))

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from transformer_mt.errors import NotTextError, OutputError
 from transformer_mt.system.console import ProgressBar
@@ -18,7 +17,7 @@ from transformer_mt.system.files import replace_file
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, open_input
-from transformer_mt.translation.formats import InputFormat, Segment, choose_format
+from transformer_mt.translation.formats import InputFormat, Segment, choose_format, join_segments
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.summary import Summary
@@ -33,35 +32,18 @@ class _SmallFile:
     """A file that has been read.
 
     Attributes:
-        pair: The file and its output.
+        pair: The file and its output, which is a file.
         fingerprint: What the output depends on.
-        chunks: All of its text.
+        text: All of it.
         counts: Those of its format.
         require_unchanged: Raises DataError if it has changed since.
     """
 
     pair: FilePair
     fingerprint: Fingerprint
-    chunks: list[Segment]
+    text: Segment
     counts: dict[str, int]
     require_unchanged: Callable[[], None]
-
-    @property
-    def target(self) -> Path:
-        """The output, which is a file."""
-        assert self.pair.output.target
-        return self.pair.output.target
-
-    @property
-    def texts(self) -> list[str]:
-        """All texts that are translated."""
-        return [text for chunk in self.chunks for text in chunk.texts]
-
-    def encode(self, translations: Sequence[list[Translation]]) -> bytes:
-        """Returns the content of the output, given the n-best translations of each text."""
-        ranked = iter(translations)
-        texts = (chunk.write(list(islice(ranked, len(chunk.texts)))) for chunk in self.chunks)
-        return compress("".join(texts).encode("utf-8", "surrogateescape"), self.pair.output.suffix)
 
 
 class SmallFiles:
@@ -92,9 +74,9 @@ class SmallFiles:
         with ProgressBar("translating", "files", len(pairs)) as progress:
 
             def read_texts() -> Iterator[list[str]]:
-                for group in self._cut_groups(self._read_all(pairs, progress.update)):
+                for group in self._read_groups(pairs, progress.update):
                     groups.append(group)
-                    yield [text for file in group for text in file.texts]
+                    yield [text for file in group for text in file.text.texts]
 
             chunks = self._translator.translate_chunks(read_texts(), lambda lines: None)
             with closing(chunks):
@@ -104,30 +86,26 @@ class SmallFiles:
                     progress.update(len(group))
         return self._large
 
-    def _cut_groups(self, files: Iterable[_SmallFile]) -> Iterator[list[_SmallFile]]:
-        """Cuts files into groups of about as many lines as a chunk has."""
+    def _read_groups(
+        self, pairs: Iterable[FilePair], advance: Callable[[int], object]
+    ) -> Iterator[list[_SmallFile]]:
+        """Reads the small files, in groups of about as many lines as a chunk has."""
         group, lines, size = list[_SmallFile](), 0, 0
-        for file in files:
+        for pair in pairs:
+            file = None
+            with self._summary.one_file(pair.name, pair.skips_binary):
+                file = self._read(pair)
+            if not file:
+                advance(1)
+                continue
             group.append(file)
-            lines += max(1, len(file.texts))
-            size += sum(map(len, file.texts))
+            lines += max(1, len(file.text.texts))
+            size += sum(map(len, file.text.texts))
             if lines >= self._translator.chunk_lines or size >= CHUNK_BYTES:
                 yield group
                 group, lines, size = [], 0, 0
         if group:
             yield group
-
-    def _read_all(
-        self, pairs: Iterable[FilePair], advance: Callable[[int], object]
-    ) -> Iterator[_SmallFile]:
-        for pair in pairs:
-            file = None
-            with self._summary.one_file(pair.name, pair.skips_binary):
-                file = self._read(pair)
-            if file:
-                yield file
-            else:
-                advance(1)
 
     def _read(self, pair: FilePair) -> _SmallFile | None:
         """Reads a file, unless it is complete or large."""
@@ -142,15 +120,13 @@ class SmallFiles:
             return None
         # What is drawn for a line depends on its number in the file; a stopped file goes on.
         alone = not fingerprint or self._options.search.sampling or pair.output.state.exists()
-        chunks = self._read_chunks(pair, text_format, bool(alone))
-        if not fingerprint or chunks is None:
+        text = self._read_text(pair, text_format, bool(alone))
+        if not fingerprint or text is None:
             self._large.append(pair)
             return None
-        return _SmallFile(pair, fingerprint, chunks, text_format.counts, require_unchanged)
+        return _SmallFile(pair, fingerprint, text, text_format.counts, require_unchanged)
 
-    def _read_chunks(
-        self, pair: FilePair, text_format: InputFormat, alone: bool
-    ) -> list[Segment] | None:
+    def _read_text(self, pair: FilePair, text_format: InputFormat, alone: bool) -> Segment | None:
         """Reads a file; None if it has several chunks, or is to be translated alone.
 
         Raises:
@@ -164,33 +140,36 @@ class SmallFiles:
                 raise NotTextError(f"{pair.name}: contains null bytes")
             if alone or next(lines, None):
                 return None
-            return list(text_format.chunks([first] if first else []))
+            return join_segments(list(text_format.chunks([first] if first else [])))
 
     def _write(
         self, group: Sequence[_SmallFile], translations: Iterator[list[Translation]]
     ) -> None:
         """Writes the translations of a group, and counts them."""
-        contents, counts = [], []
+        written = []
         for file in group:
-            ranked = list(islice(translations, len(file.texts)))
+            ranked = list(islice(translations, len(file.text.texts)))
             kinds = count_kinds(best for best, *_ in ranked)
-            counts.append({"lines": len(ranked), **kinds, **file.counts})
-            contents.append(file.encode(ranked))
+            counts = {"lines": len(ranked), **kinds, **file.counts}
+            data = file.text.write(ranked).encode("utf-8", "surrogateescape")
+            written.append((file, compress(data, file.pair.output.suffix), counts))
         # First, so that whatever a kill leaves is known to be the work of this program.
         self._record.append(
             (file.pair.output, hashlib.sha256(content).hexdigest(), file.fingerprint)
-            for file, content in zip(group, contents, strict=True)
+            for file, content, _ in written
         )
         started = []
         with self._record.lock(), ThreadPoolExecutor(_SYNC_THREADS) as pool:
-            for file, content, of_file in zip(group, contents, counts, strict=True):
+            for file, content, counts in written:
+                output = file.pair.output
+                assert output.target
                 with self._summary.one_file(file.pair.name):
                     file.require_unchanged()
-                    self._record.require_own(file.pair.output)
+                    self._record.require_own(output)
                     # Another process may be writing `.NAME.partial`.
-                    done = pool.submit(replace_file, file.target, content, "small")
-                    started.append((file, of_file, done))
-            for file, of_file, done in started:
+                    done = pool.submit(replace_file, output.target, content, "small")
+                    started.append((file, counts, done))
+            for file, counts, done in started:
                 with self._summary.one_file(file.pair.name), naming_output(file.pair.output.name):
                     done.result()
-                    self._summary.add_file(of_file)
+                    self._summary.add_file(counts)

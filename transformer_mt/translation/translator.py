@@ -207,6 +207,8 @@ class Translator:
                     _join([translated[source] for source in sources], self.options.n_best)
                     for sources in plan.lines
                 ]
+                plan.lines.clear()  # `tee` keeps the last 57 plans
+                plan.batches.clear()
 
     def _plan_all(self, chunks: Iterable[Sequence[str]], first_line: int) -> Generator[_Plan]:
         for lines in chunks:
