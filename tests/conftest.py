@@ -5,10 +5,12 @@ import io
 import logging
 import os
 import random
+import resource
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -338,3 +340,14 @@ def call(monkeypatch, capfdbinary):
         return Called(code, out, err.decode())
 
     return call
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Lets no file grow beyond this, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -104,6 +104,8 @@ MISTAKES = {
     "vocab.path=": "vocab.path = '' should have at least 1 character",
     "train.init_from=": "train.init_from = '' should have at least 1 character",
     "data.tgt_lang='../x'": "data.tgt_lang = '../x' should match pattern",
+    "data.train=": "data.train = '' should have at least 1 character",
+    "data.src_lang=nan": """data.src_lang = nan should be a valid string, in quotes: "TEXT", or""",
     "data.train=3": f"data.train = 3 {SPLIT}",
     "data.train=[]": "data.train = [] should have at least",
     "data.train=['a', 3]": f"data.train[1] = 3 {SPLIT}",

@@ -270,10 +270,11 @@ def test_words_in_tables_are_text(tmp_path):
 
 def test_quotation_marks(tmp_path):
     """In CSV they may enclose cells; in TSV, where a tab always ends one, they are text."""
-    raw = '\ufeffid,de,en\r\n1,"a, ""b""",c "d"\r\n2,"e\nf",g\r\n\r\n3,h,i'
+    raw = '\ufeffid,de,en\r\n1,"a, ""b""",c "d"\r\n2,"e\nf",g\r\n\r\n3,h,' + "i" * 150_000
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(raw.encode()))
     config = DataConfig(path=str(tmp_path))
-    assert pairs_of(config, "a.csv.gz") == [('a, "b"', 'c "d"'), ("e\nf", "g"), ("h", "i")]
+    pairs = [('a, "b"', 'c "d"'), ("e\nf", "g"), ("h", "i" * 150_000)]
+    assert pairs_of(config, "a.csv.gz") == pairs
     lines = [("de", "en"), ('"Er sagte', "He said"), ("ja", 'yes"'), ("a\rb\u2028c", "d")]
     raw = "".join(f"{number}\t{de}\t{en}\r\n" for number, (de, en) in enumerate(lines)).encode()
     (tmp_path / "a.tsv").write_bytes(raw)

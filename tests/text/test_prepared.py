@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import refuses, tiny_config, write_copy_corpus
+from conftest import file_size_limit, refuses, tiny_config, write_copy_corpus
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -138,6 +138,16 @@ def test_a_scratch_folder(folder, tmp_path, monkeypatch):
     reason = f"{taken}: cannot be written: Not a directory$"
     refuses(OutputError, f"^data.prepared_dir = taken/x: {reason}", prepare, config)
     refuses(OutputError, f"^{reason}", prepare, config, scratch=taken)
+
+
+def test_a_full_disk_is_named(folder):
+    """Also when it is full at the offsets. Sabotage: let NumPy write them to the file."""
+    config = tiny_config(folder)
+    vocab = prepare(config).vocab
+    for language in ("de", "en"):
+        (folder / f"train.{language}").write_text("a\n" * 3_000)
+    with file_size_limit(16_000):
+        refuses(OutputError, "cannot be written: File too large$", prepare, config, vocab)
 
 
 def test_two_at_once_make_one(folder, monkeypatch, caplog):

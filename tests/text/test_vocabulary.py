@@ -105,6 +105,12 @@ def test_the_side_that_is_unsuitable_is_named():
         refuses(DataError, message, train_vocabulary, sides, VocabConfig(size=300, shared=False))
 
 
+def test_long_words_are_learned_from():
+    """As those of text without spaces. Sabotage: leave out SentencePiece's limit of 4,192 bytes."""
+    long = Counter({"äöü" * 1_500: 9, "ab": 1})
+    assert "äöü" in train_vocabulary([long], VocabConfig(size=275)).src.table().ids
+
+
 def test_words_and_characters():
     """Each is a piece, others are unknown, and there may be fewer than `size`."""
     words = learn(kind="word")

@@ -81,7 +81,7 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
         data[key] = {**files, "slice": part}
     assert values == {
         "data": data,
-        "vocab": {"size": 260 + 4 + 4 // 2, "sampling": 0.05},
+        "vocab": {"size": 261 + 4 + 4 // 2, "sampling": 0.05},
         "model": {**sizes, **layers, "dropout": 0.3, "norm": "pre"},
         "optim": {"muon": True, "warmup_steps": 500, "lr_scale": 0.7, "max_grad_norm": 1.0},
         "train": {**steps, "max_minutes": 60, "ema_decay": 0.999, "save_every": 500},
@@ -325,6 +325,7 @@ TEXTS = {
     "long words": [("Donaudampfschifffahrtsgesellschaft" * 3 + str(i), "x") for i in range(50)],
     "numbers": [(f"{i} 1.{i},{i}", f"{i}-{i}/{i}") for i in range(300)],
     "Chinese": [("".join(chr(0x4E00 + 7 * i + j) for j in range(40)), "a") for i in range(400)],
+    "one word": [("x", "x")] * 30,
     "emoji": [("😀 😁 😂" + "😃" * i, "🙂") for i in range(25)],
 }
 

@@ -6,15 +6,12 @@ import logging
 import math
 import os
 import re
-import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import HOSTILE_JSON, records, tiny_config
+from conftest import HOSTILE_JSON, file_size_limit, records, tiny_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
@@ -94,17 +91,6 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
     path.write_text("".join(f"{line}\n" for line in (*HOSTILE_JSON, good)))
     with RunLog(tmp_path, Progress(step=2)):
         assert path.read_text() == f"{good}\n"
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """Lets no file grow beyond this, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_log_that_was_moved_goes_on_in_a_new_file(tmp_path, caplog):

@@ -158,12 +158,18 @@ class Two(Processes):
 
 
 def test_other_processes_get_the_state_of_the_main_one(corpus_dir, tmp_path):
-    """Who alone reads the run. Sabotage: restore in the main process alone."""
-    config = tiny_config(corpus_dir, train__max_steps=3, train__ema_decay=0.9)
+    """Who alone reads the run, and old text. Sabotage: restore in the main process alone."""
+    changes = {"train__max_steps": 3, "train__ema_decay": 0.9, "data__valid": "validation[:5]"}
+    train(tiny_config(corpus_dir, data__valid="train[:7]", train__max_steps=0), tmp_path / "first")
+    changes |= {"train__init_from": str(tmp_path / "first"), "valid__old_text": True}
+    config = tiny_config(corpus_dir, **changes)
     train(config, tmp_path / "run")
     main = build_trainer(config, tmp_path / "run", processes=Two(0, 2))
+    (tmp_path / "first").rename(tmp_path / "gone")
     other = build_trainer(config, tmp_path / "none", processes=Two(1, 2))
     assert main.progress == other.progress and main.progress.step == 3
+    old, others = (trainer._validator._of_old_text._pairs for trainer in (main, other))
+    assert old == others and len(old.src) == 7
     states = [trainer.engine.state_dict() for trainer in (main, other)]
     assert all(equal(states[0][part], states[1][part]) for part in ("model", "optimizer", "ema"))
 

@@ -35,7 +35,7 @@ Slice = Annotated[str, AfterValidator(_check_slice)]
 _BY_TYPE = Discriminator(
     _kind, custom_error_type="column", custom_error_message="should be a column's name or number"
 )
-_Name = Annotated[str, Tag("<str>")]
+_Name = Annotated[str, Field(min_length=1), Tag("<str>")]
 Column = Annotated[Annotated[int, Field(ge=1), Tag("<int>")] | _Name, _BY_TYPE]
 """A column's name in the first row of a table, or its number in a table without such a row."""
 Columns = dict[str, Column]

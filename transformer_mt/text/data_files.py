@@ -6,6 +6,7 @@ reader of CSV takes words such as "null" for missing values.
 
 import csv
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, permutations
 from pathlib import Path
@@ -132,6 +133,7 @@ def _read_csv(lines: Iterator[str]) -> Rows:
     head = list(islice(lines, LINES_WITH_DELIMITER))
     delimiter = find_delimiter("\n".join(head))
     ended = (f"{line}\n" for line in chain(head, lines))
+    csv.field_size_limit(sys.maxsize)  # of all readers; 131,072 characters by default
     table = csv.reader(ended, delimiter=delimiter, skipinitialspace=True, strict=True)
     return ((table.line_num, row) for row in table)
 

@@ -13,6 +13,7 @@ format is not read: the corpus is prepared again.
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -265,7 +266,9 @@ def _write_ids(
     if not kept:
         raise cleaned.nothing_left(config.data)
     for name, parts in counts.items():
-        np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
+        content = io.BytesIO()  # since np.save to a full disk does not say that it is full
+        np.save(content, np.cumsum(np.concatenate(parts)))
+        (folder / f"{name}.offsets.npy").write_bytes(content.getbuffer())
     corpus = _map_pairs(folder, dtype)
     pieces, several = len(corpus.src.ids) + len(corpus.tgt.ids), cleaned.several_sentences
     sources = SourceStatistics.measure(corpus.src.counts, several, cleaned.changed_wordless)

@@ -146,18 +146,19 @@ def build_trainer(
     _require_packages(config)
     device = choose_device(config.train.device)
     require_memory(config.model, device)
-    checkpoint = initial = None
+    checkpoint = initial = old_text = None
     if processes.is_main:
         if checkpoint := load_newest(run_dir):
             checkpoint.require_config(config)
         if checkpoint is None or config.valid.old_text:
             with _advising_without_old_text(checkpoint is not None):
                 initial = initial_checkpoint(config)
-    checkpoint, initial = processes.broadcast((checkpoint, initial))
+        if initial and config.valid.old_text:
+            old_text = _load_old_text(initial)
+    checkpoint, initial, old_text = processes.broadcast((checkpoint, initial, old_text))
     previous = checkpoint.progress.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
-    old_text = _load_old_text(initial) if initial and config.valid.old_text else None
     name, form = f"data.valid = {config.data.valid}", config.data.normalize
     warn_of_held_out(name, valid.src, valid.tgt, form=form)
     origin = checkpoint or initial

@@ -84,8 +84,8 @@ class Trainer:
 
     @property
     def _is_validated(self) -> bool:
-        if self.config.valid.old_text and self.progress.best_bleu < 0:
-            return False  # not even before the first step
+        if self.progress.step == 0 and self.config.valid.old_text:
+            return self.progress.best_bleu >= 0
         return self.progress.valid_step == self.progress.step
 
     def _warn_of_reversed_pairs(self) -> None:
