@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,13 +92,18 @@ def copy_lines(count: int, seed: int) -> list[str]:
     return list(lines)
 
 
+def write_pairs(folder: Path, name: str, pairs: Sequence[tuple[str, str]]) -> None:
+    """Writes NAME.de and NAME.en."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
+        text = "".join(f"{line}\n" for line in side)
+        (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+
+
 def write_copy_corpus(folder: Path, sizes: dict[str, int]) -> None:
     """Writes splits whose two sides are the same."""
-    folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, count) in enumerate(sizes.items()):
-        text = "".join(f"{line}\n" for line in copy_lines(count, seed))
-        for language in ("de", "en"):
-            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+        write_pairs(folder, split, [(line, line) for line in copy_lines(count, seed)])
 
 
 @pytest.fixture(scope="session")

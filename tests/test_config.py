@@ -282,10 +282,13 @@ def test_a_written_configuration_is_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "work")
     files = SplitFiles(src='a"b\\.de', tgt="ü.en", slice="[:-9]")
     for path in ("~/te xt", "te\u0301xt", "wmt/wmt16", "/"):
-        data = f"path = '{path}'\ntrain = [{files}, {{ name = 'x', weight = 2 }}, 'y[:5]']"
+        columns = "{ file = 'a.csv', src = 1, tgt = 'b' }"
+        train = f"[{files}, {{ name = 'x', weight = 2 }}, 'y[:5]', {columns}]"
+        data = f"path = '{path}'\ntrain = {train}"
         Path("a.toml").write_text(f"[data]\n{data}\n[vocab]\nsymbols = ['<bt>', 'é']\n")
         before = load_config("a.toml", ["optim.eps=1e-12"])
         Path("b.toml").write_text(text := format_config(before, "train --set optim.eps=1e-12"))
+        assert parse_config(before.model_dump(mode="json"), "state.json") == before
         assert load_config("b.toml") == before and f'\npath = "{path}"\n' in text
         assert "\neps = 1e-12  # --set\n" in text and str(tmp_path) not in text
         stated = {f"{section}.{k}" for section, keys in tomllib.loads(text).items() for k in keys}

@@ -103,8 +103,7 @@ def test_guarantee_3_as_many_lines_out_as_in(copy_run):
     lines = [*lines[: 2 * len(NASTY)], ten_thousand_words, *plain]
     copied = copy_run.parent / "in.txt"
     copied.write_bytes(b"\n".join(lines))  # no final line break
-    words = command("translate", copy_run)
-    done = subprocess.run(words, input=copied.read_bytes(), capture_output=True, timeout=300)
+    done = run_program("translate", copy_run, stdin=copied.read_bytes())
     assert done.returncode == 0, done.stderr.decode()
     got = done.stdout.split(b"\n")
     assert got.pop() == b"" and len(got) == len(lines)

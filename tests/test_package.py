@@ -20,22 +20,22 @@ def test_the_commit_is_that_of_the_package(tmp_path):
         command = ["git", "-C", str(tmp_path), *identity, *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    package = tmp_path / "package"
+    package, source_state = tmp_path / "package", version.source_state.__wrapped__
     package.mkdir()
     shutil.copy(version.__file__, package)
     (tmp_path / "README.md").touch()
-    assert version.source_state(package) == ("unknown", "")
+    assert source_state(package) == ("unknown", "")
     git("init", "-q"), git("add", "README.md"), git("commit", "-qm", "surrounds")
-    assert version.source_state(package) == ("unknown", "")
+    assert source_state(package) == ("unknown", "")
     git("add", "."), git("commit", "-qm", "holds")
     commit = git("rev-parse", "--short", "HEAD")
     (tmp_path / "README.md").write_text("changed")
-    assert version.source_state(package) == (commit, "")
+    assert source_state(package) == (commit, "")
     (package / "deep").mkdir()
     (package / "deep" / "neü.py").write_text("x = 'ä'\n\n")
-    assert version.source_state(package)[0] == f"{commit} with uncommitted changes"
+    assert source_state(package)[0] == f"{commit} with uncommitted changes"
     (package / "version.py").write_text("edited = True\n \n")
-    told, diff = version.source_state(package)
+    told, diff = source_state(package)
     assert told == f"{commit} with uncommitted changes"
     git("clone", "-q", ".", "clone")
     (tmp_path / "source.diff").write_text(diff)
@@ -43,22 +43,6 @@ def test_the_commit_is_that_of_the_package(tmp_path):
     for name in ("version.py", "deep/neü.py"):
         applied = tmp_path / "clone" / "package" / name
         assert applied.read_bytes() == (package / name).read_bytes()
-
-
-def test_digests_of_the_source(tmp_path, monkeypatch):
-    """A changed or renamed module of a package, however deep, changes that of the package."""
-    monkeypatch.setattr(version, "_PACKAGE", tmp_path)
-    deep = tmp_path / "text" / "deep"
-    deep.mkdir(parents=True)
-    digests = []
-    for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", "x = 2")):
-        (deep / name).write_text(text)
-        version.source_digest.cache_clear()
-        digests.append({name: version.source_digest(name) for name in version.SOURCE_PACKAGES})
-        (deep / name).unlink()
-    version.source_digest.cache_clear()
-    assert len({each.pop("text") for each in digests}) == 3
-    assert digests[0] == digests[1] == digests[2]
 
 
 SOURCE = '''
@@ -88,18 +72,27 @@ CHANGED = [
 ]
 
 
-def test_comments_and_docstrings_are_no_part_of_the_source(tmp_path, monkeypatch):
-    """Nor is the layout. Sabotage: digest the bytes; keep positions; drop every constant."""
+def test_digests_of_the_source(tmp_path, monkeypatch):
+    """Of code and names of modules, however deep; not of comments, docstrings and layout.
+
+    Sabotage: digest the bytes; keep positions; drop every constant.
+    """
     monkeypatch.setattr(version, "_PACKAGE", tmp_path)
-    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "deep").mkdir(parents=True)
 
-    def digest(*change: str) -> str:
-        assert not change or change[0] in SOURCE
-        (tmp_path / "text" / "a.py").write_text(SOURCE.replace(*change) if change else SOURCE)
-        return version.source_digest.__wrapped__("text")
+    def digest(old: str = "", new: str = "", package="text", name: str = "a.py") -> str:
+        assert old in SOURCE
+        path = tmp_path / "text" / "deep" / name
+        path.write_text(SOURCE.replace(old, new) if old else SOURCE)
+        value = version.source_digest.__wrapped__(package)
+        path.unlink()
+        return value
 
+    others = {digest(package=package) for package in version.SOURCE_PACKAGES if package != "text"}
+    assert len(others) == 1  # none has a file
     assert {digest(*change) for change in UNCHANGED} == {digest()}
-    assert len({digest(), *(digest(*change) for change in CHANGED)}) == len(CHANGED) + 1
+    changed = [digest(*change) for change in CHANGED]
+    assert len({*others, digest(), digest(name="b.py"), *changed}) == len(CHANGED) + 3
 
 
 ROOT = Path(__file__).parents[1]

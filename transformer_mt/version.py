@@ -37,11 +37,13 @@ class _WithoutDocstrings(ast.NodeTransformer):
         return None if isinstance(node.value, ast.Constant) else node
 
 
+@cache
 def source_state(package: Path = _PACKAGE) -> tuple[str, str]:
     """Names the commit of the package's files, and gives their uncommitted changes as a diff.
 
     New files are part of it; `git apply` takes it. The commit is `unknown` unless a git repository
-    tracks the package: one may merely surround a copy.
+    tracks the package: one may merely surround a copy. A run records both in several places, so git
+    is asked once.
     """
 
     def git(*arguments: str) -> str:

@@ -165,7 +165,7 @@ def test_what_is_not_a_run_or_damaged(run, exported_run, tmp_path, call):
     (run / "metrics.jsonl").write_text("{}\n")
     for path, culprit in (
         (tmp_path / "nowhere", "nowhere: no such run"),
-        (tmp_path, "is no run directory"),
+        (tmp_path, "is no run directory: it has no run.json and no checkpoint"),
         (list_checkpoints(run)[0], "is a checkpoint; name the run directory"),
         (exported_run, "is an exported model; name the run directory"),
         (run, "metrics.jsonl, line 1: damaged"),

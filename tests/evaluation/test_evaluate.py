@@ -249,7 +249,7 @@ def test_an_exported_model_is_evaluated_without_pytorch(exported_run, texts):
     """Also against a translation. Sabotage: import torch in `evaluation/evaluate.py`."""
     exported = shutil.copytree(exported_run, texts / "exported")  # scores are recorded in it
     words = "evaluate", exported, "--src", texts / "ref", "--ref", texts / "ref"
-    for more in ((), ("--baseline", texts / "hyp"), ("--device", "cuda")):
+    for more in (("--baseline", texts / "hyp"), ("--device", "cuda")):
         program = [sys.executable, "-c", CODE, *map(str, (*words, *more))]
         done = subprocess.run(program, capture_output=True, text=True, timeout=120)
         if "cuda" not in more:

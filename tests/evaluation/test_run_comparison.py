@@ -104,26 +104,17 @@ def test_weights_are_named_only_where_there_is_an_average(corpus_dir, tmp_path):
     assert row["validation: BLEU"] == 30.0 and row["validation: perplexity"] == 1.0
 
 
-def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
-    """Of the model or of what else decides the weights."""
-    runs = []
-    for seed, name in enumerate("ab"):
-        source = {"environment": {"source of training/": name * 64}}
-        runs.append(write_run(tmp_path / name, corpus_dir, 20.0, source, train__seed=seed))
-    [first], [second] = read_greedy(runs)
-    assert [row["source of training/"] for row in (first, second)] == ["a" * 8, "b" * 8]
-
-
 @pytest.mark.parametrize(
     ("description", "title"),
     [
         (lambda digest: {"corpus_digest": digest}, "encoded text"),
         (lambda digest: {"validation": stored.ValidationText(2, digest)}, "validation text"),
         (lambda digest: {"init_from": stored.InitialWeights(1, digest, *3 * [""])}, "started from"),
+        (lambda digest: {"environment": {"source of training/": digest}}, "source of training/"),
     ],
 )
-def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, description, title):
-    """Their digests are shown. Sabotage: leave out one of the three."""
+def test_seeds_of_other_text_or_source_are_another_group(corpus_dir, tmp_path, description, title):
+    """Their digests are shown. Sabotage: leave out one of the four."""
     digests = {"a": "a" * 64, "b": "b" * 64, "c": "a" * 64, "d": ""}
     runs = [
         write_run(tmp_path / name, corpus_dir, 20.0, description(digest), train__seed=seed)

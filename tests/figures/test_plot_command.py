@@ -74,6 +74,8 @@ def test_an_output_is_checked_before_anything_else(tmp_path, call):
             assert_one_error(call("plot", *command, "-o", tmp_path / name), message)
     result = call("plot", "training", "none", "-o", tmp_path / "x.png")
     assert_one_error(result, "none: no such run")
+    result = call("report", "none", "-o", tmp_path / "x.png")
+    assert_one_error(result, "x.png: name a file that ends in .html, .htm")
     assert not list(tmp_path.iterdir())
 
 

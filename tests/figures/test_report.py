@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from conftest import HOSTILE_JSON, assert_one_error, records, replace_file, tiny_config
+from conftest import HOSTILE_JSON, records, replace_file, tiny_config
 
 from transformer_mt.checkpoints import run_description as stored
 from transformer_mt.checkpoints.evaluations import read_evaluations
@@ -228,14 +228,3 @@ def test_an_edited_description_is_named(run, tmp_path):
         with pytest.raises(CheckpointError, match=r"run\.json: damaged .*resume the run") as error:
             build_report(tmp_path)
         assert "\n" not in str(error.value)
-
-
-def test_what_is_no_run(run, tmp_path, call):
-    for path, message in {
-        tmp_path / "none": "none: no such run",
-        tmp_path: "is no run directory: it has no run.json and no checkpoint",
-        list_checkpoints(run)[0]: "is a checkpoint; name the run directory",
-    }.items():
-        assert_one_error(call("report", path, "-o", tmp_path / "x.html"), message)
-    message = "x.png: name a file that ends in .html, .htm"
-    assert_one_error(call("report", run, "-o", tmp_path / "x.png"), message)

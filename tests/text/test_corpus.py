@@ -8,7 +8,7 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import pairs_of, refuses
+from conftest import pairs_of, refuses, write_pairs
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
@@ -27,9 +27,9 @@ def text_folder(folder, src: bytes, tgt: bytes, **changes) -> DataConfig:
 
 @pytest.fixture
 def numbers(tmp_path) -> DataConfig:
-    sides = ("".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True))
+    write_pairs(tmp_path, "train", PAIRS)
     (tmp_path / "x.parquet").touch()  # the folder is one of text all the same
-    return text_folder(tmp_path, *sides)
+    return DataConfig(path=str(tmp_path))
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -132,8 +132,7 @@ def test_several_files_make_a_split(tmp_path, monkeypatch):
     (tmp_path / "main").mkdir()
     (tmp_path / "more" / ".hidden").mkdir(parents=True)
     for folder, word in (("main", "a"), ("more", "b")):
-        for language in ("de", "en"):
-            (tmp_path / folder / f"part.{language}").write_text(f"{word}{language}\n" * 3)
+        write_pairs(tmp_path / folder, "part", [(f"{word}de", f"{word}en")] * 3)
     for number in range(7, 0, -1):
         rows = [{"de": f"p{number}", "en": f"q{number}"}]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "more" / f"{number}.parquet")
@@ -177,8 +176,7 @@ def test_the_digest_of_every_kind_of_split(tmp_path):
     """All content counts; a run is not resumed with other validation pairs."""
     assert RawPairs(["a", "b"], ["c", "d"]).digest().startswith("f729ae0cbcc8")
     for name in ("a", "b"):
-        for language in ("de", "en"):
-            (tmp_path / f"{name}.{language}").write_text(f"{name}{language}\n")
+        write_pairs(tmp_path, name, [(f"{name}de", f"{name}en")])
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"de": name, "en": name}) + "\n")
     config = DataConfig(path=str(tmp_path), cache_dir=str(tmp_path.parent / "cache"))
     splits = ["a", "b"], ["b", "a"], "*.jsonl"
@@ -240,8 +238,7 @@ def test_the_name_of_a_folder_is_literal(tmp_path, name, split):
     for folder in (name, str(tmp_path / name)):
         assert pairs_of(DataConfig(path=str(tmp_path)), f"{folder}/{split}") == PAIRS[1:]
     for stem, word in ((name, "right"), ("corpus v", "wrong"), ("corpus2", "wrong")):
-        for language in ("de", "en"):
-            (tmp_path / f"{stem}.{language}").write_text(f"{word}\n")
+        write_pairs(tmp_path, stem, [(word, word)])
     for part in ("", "[-1:]"):
         assert pairs_of(DataConfig(path=str(tmp_path)), f"{name}{part}") == [("right", "right")]
 

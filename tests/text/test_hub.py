@@ -51,13 +51,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Serves files of `wmt/wmt16`, a content for each path; other repositories are absent."""
+    """Serves files of repositories, a content for each path; other repositories are absent."""
 
     daemon_threads = True
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.files = files
+        self.repositories = repositories
 
     @property
     def url(self) -> str:
@@ -73,17 +73,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path, files = self.path.partition("?")[0], self.server.files
-        if match := re.fullmatch(r"/datasets/wmt/wmt16/resolve/[^/]+/(.+)", path):
+        match = re.fullmatch(r"(?:/api)?/datasets/(\w+/\w+)(.*)", self.path.partition("?")[0])
+        repository, path = match.groups() if match else ("", "")
+        files = self.server.repositories.get(repository, {})
+        if files and (match := re.fullmatch(r"/resolve/[^/]+/(.+)", path)):
             content = files.get(match[1])
             if content is None:
                 self._reply(404, b"", {"X-Error-Code": "EntryNotFound"})
             else:
                 self._reply(200, content, {"X-Repo-Commit": COMMIT, "ETag": _digest(content)})
-        elif re.fullmatch(r"/api/datasets/wmt/wmt16(/revision/[^/]+)?", path):
+        elif files and re.fullmatch(r"(/revision/[^/]+)?", path):
             siblings = [{"rfilename": name} for name in files]
-            self._json({"id": "wmt/wmt16", "sha": COMMIT, "siblings": siblings, "tags": []})
-        elif re.fullmatch(r"/api/datasets/wmt/wmt16/(tree|paths-info)/[^/]+", path):
+            self._json({"id": repository, "sha": COMMIT, "siblings": siblings, "tags": []})
+        elif files and re.fullmatch(r"/(tree|paths-info)/[^/]+", path):
             wanted = json.loads(body)["paths"] if body else files
             rows = [(name, content) for name, content in files.items() if name in wanted]
             keys = "path", "size", "oid", "type"
@@ -112,8 +114,8 @@ def _digest(content: bytes) -> str:
 
 
 @contextmanager
-def serve(files: dict[str, bytes]) -> Iterator[FakeHub]:
-    with FakeHub(files) as hub:
+def serve(repositories: dict[str, dict[str, bytes]]) -> Iterator[FakeHub]:
+    with FakeHub(repositories) as hub:
         thread = threading.Thread(target=hub.serve_forever, daemon=True)
         thread.start()
         yield hub
@@ -242,26 +244,23 @@ def test_a_corpus_of_the_hub_is_known_by_its_revision(monkeypatch):
 
 
 def test_a_hub_and_then_none(tmp_path):
-    """Without the hub the cache serves, and what it lacks is an error within seconds."""
-    with serve(wmt16()) as fake_hub:
-        sources, error = load_elsewhere(tmp_path, fake_hub.url, "wmt/wmt16", "wmt/wmt61")
-    assert sources == ["", *copy_lines(1000, 0)[1:]]
-    assert error.startswith("data.path = wmt/wmt61, split train: no such folder in ")
-    assert "; on the hub: Data" in error and "--set data.path=NEW" in error
+    """Without the hub the cache serves, and what it lacks is an error within seconds.
+
+    Tables are refused either way: the library would read the word null as no text.
+    """
+    parquet = wmt16()
+    table = {"README.md": parquet["README.md"], "train-1.csv": b"de,en\nnull,NA\nja,yes\n"}
+    paths = "wmt/wmt16", "wmt/table", "wmt/wmt61"
+    with serve({"wmt/wmt16": parquet, "wmt/table": table}) as fake_hub:
+        online = load_elsewhere(tmp_path, fake_hub.url, *paths)
     began = time.monotonic()
-    sources, error = load_elsewhere(tmp_path, NOTHING_LISTENS, "wmt/wmt16", "wmt/wmt17")
+    offline = load_elsewhere(tmp_path, NOTHING_LISTENS, *paths)
     assert time.monotonic() - began < 30  # each retry of the client would take a minute
-    assert sources == ["", *copy_lines(1000, 0)[1:]]
-    for word in ("wmt/wmt17", NOTHING_LISTENS, "a local folder", "data.cache_dir"):
-        assert word in error
-    assert "\n" not in error
-
-
-def test_tables_of_the_hub_are_refused(tmp_path):
-    """The library would read the word null as no text; also from its cache, without the hub."""
-    readme = wmt16()["README.md"]
-    with serve({"README.md": readme, "train-1.csv": b"de,en\nnull,NA\nja,yes\n"}) as fake_hub:
-        online = load_elsewhere(tmp_path, fake_hub.url, "wmt/wmt16")
-    offline = load_elsewhere(tmp_path, NOTHING_LISTENS, "wmt/wmt16")
-    message = "data.path = wmt/wmt16, split train: CSV is only read from a folder"
-    assert [error[: len(message)] for error in (*online, *offline)] == [message] * 2
+    for sources, refused, error in (online, offline):
+        assert sources == ["", *copy_lines(1000, 0)[1:]]
+        assert refused.startswith("data.path = wmt/table, split train: CSV is only read from a f")
+        assert error.startswith("data.path = wmt/wmt61, split train: no such folder in ")
+        assert "--set data.path=NEW" in error and "\n" not in error
+    assert "; on the hub: Data" in online[2]
+    for word in (NOTHING_LISTENS, "a local folder", "data.cache_dir"):
+        assert word in offline[2]

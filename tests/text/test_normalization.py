@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from checkpoints.small_checkpoint import save_model, small_config
-from conftest import refuses, tiny_config
+from conftest import refuses, tiny_config, write_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,14 +100,12 @@ def test_a_line_is_split_at_the_ends_of_sentences_that_are_seen():
 def test_training_text_is_the_same_in_every_variant(tmp_path):
     """Ids, vocabulary, and which pairs are dropped; "none" reads other text."""
     rng, rows = random.Random(1), [PLAIN, *WORDS]
-    for name in ("plain", "mixed"):
-        (tmp_path / name).mkdir()
-        for language in ("de", "en"):
-            lines = [*rows, *rows, ""]
-            if name == "mixed":
-                lines = [*rows, *map(rng.choice, map(variants, rows)), "\u200b\u00ad"]
-            text = "".join(f"{line.strip()}\n" for line in lines)
-            (tmp_path / name / f"train.{language}").write_text(text)
+    write_pairs(tmp_path / "plain", "train", [(line, line) for line in [*rows, *rows, ""]])
+    sides = [
+        [*rows, *(rng.choice(variants(row)).strip() for row in rows), "\u200b\u00ad"]
+        for _ in ("de", "en")
+    ]
+    write_pairs(tmp_path / "mixed", "train", list(zip(*sides, strict=True)))
     changes = {"vocab__kind": "char", "data__drop_duplicates": True}
     plain = prepare(tiny_config(tmp_path / "plain", **changes))
     mixed = prepare(tiny_config(tmp_path / "mixed", **changes))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import copy_lines, pairs_of, refuses, tiny_config
+from conftest import pairs_of, refuses, tiny_config, write_copy_corpus
 
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.config.loading import format_value, load_config, parse_config
+from transformer_mt.config.loading import load_config
 from transformer_mt.config.splits import SplitColumns, SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
@@ -205,27 +205,13 @@ def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_
     assert len({prepare(config).path for config in configs}) == 3
 
 
-def test_a_table_is_kept_in_the_checkpoint(own_text):
-    named = {"name": "train", "weight": 2}
-    third = columns("a.csv", 1, "b").model_dump()
-    config = tiny_config(own_text, data__train=[table("[:-2]").model_dump(), named, third])
-    assert parse_config(config.model_dump(mode="json"), "tests") == config
-    assert format_value(config.data.train) == (
-        '[{ src = "deutsch.txt", tgt = "english.txt", slice = "[:-2]" },'
-        ' { name = "train", weight = 2 }, { file = "a.csv", src = 1, tgt = "b" }]'
-    )
-
-
 def test_the_example_of_the_guide(tmp_path, monkeypatch, call):
     """Two files and the commands, with a small model and few steps; the table is valid."""
     toml = (ROOT / "docs" / "text.md").read_text().split("```toml\n")[1].split("```")[0]
     section = (ROOT / "README.md").read_text().split("## Your own text\n")[1]
     commands = re.findall(r"^    transformer-mt (.*?) *(?:#.*)?$", section, re.MULTILINE)[:3]
     assert [line.split()[0] for line in commands] == ["init", "train", "evaluate"]
-    (tmp_path / "mytext").mkdir()
-    lines = copy_lines(1200, 1)
-    for name in ("train.de", "train.en"):
-        (tmp_path / "mytext" / name).write_text("".join(f"{line}\n" for line in lines))
+    write_copy_corpus(tmp_path / "mytext", {"train": 1200})
     (tmp_path / "example.toml").write_text(toml)
     example = load_config(tmp_path / "example.toml").data
     assert len(load_split(example, example.test)) == 1000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import file_size_limit, refuses, tiny_config, write_copy_corpus
+from conftest import file_size_limit, refuses, tiny_config, write_copy_corpus, write_pairs
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -144,8 +144,7 @@ def test_a_full_disk_is_named(folder):
     """Also when it is full at the offsets. Sabotage: let NumPy write them to the file."""
     config = tiny_config(folder)
     vocab = prepare(config).vocab
-    for language in ("de", "en"):
-        (folder / f"train.{language}").write_text("a\n" * 3_000)
+    write_pairs(folder, "train", [("a", "a")] * 3_000)
     with file_size_limit(16_000):
         refuses(OutputError, "cannot be written: File too large$", prepare, config, vocab)
 
@@ -212,19 +211,13 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
 
 def test_characters_that_become_bytes_are_counted_as_unknown(folder, caplog, prepared):
     """On the side that has them. Sabotage: count unknown pieces alone."""
-    write_pairs(folder, [("ab", "ดี"), ("cd", "ขาว a")])
+    write_pairs(folder, "train", [("ab", "ดี"), ("cd", "ขาว a")])
     caplog.set_level(logging.INFO)
     corpus = prepare(tiny_config(folder), prepared.vocab)
     assert corpus.report.unknown == {"source": 0, "target": 3 * 5}
     assert " 15 unknown or single bytes, " in caplog.messages[-2]
     share = 15 / len(corpus.pairs.tgt.ids)
     assert caplog.messages[-1].startswith(f"{share:.1%} of the target pieces are unknown or single")
-
-
-def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
-    for column, language in enumerate(("de", "en")):
-        text = "".join(f"{pair[column]}\n" for pair in pairs)
-        (folder / f"train.{language}").write_text(text)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -249,7 +242,7 @@ def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
 def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
     """By hand, one piece per character: those kept are stored in order, the others counted."""
     pairs = [pair[::-1] for pair in pairs] if swapped else pairs
-    write_pairs(folder, pairs)
+    write_pairs(folder, "train", pairs)
     values = {f"data__{key}": value for key, value in changes.items()}
     prepared = prepare(tiny_config(folder, vocab__kind="char", **values))
     assert prepared.report.dropped == dict(Counter(dropped.values()))
@@ -267,10 +260,10 @@ def test_targets_with_a_symbol_are_refused(folder, caplog):
     """Search never writes one. In sources, and in pairs that are dropped, it may stand."""
     config = tiny_config(folder, vocab__symbols=["<url>", "<x>"], vocab__kind="char")
     pairs = [("<url> a", "b"), ("", "<url>"), ("c", "d"), ("e <x>", "f")]
-    write_pairs(folder, pairs)
+    write_pairs(folder, "train", pairs)
     assert prepare(config).report.kept == 3
     names, message = prepared_names(folder), "^vocab.symbols: 2 training targets have a symbol, but"
-    write_pairs(folder, [*pairs, ("a", "<url>"), ("a", "see b<x>, <url>.")])
+    write_pairs(folder, "train", [*pairs, ("a", "<url>"), ("a", "see b<x>, <url>.")])
     refuses(DataError, message, prepare, config)
     assert prepared_names(folder) == names
     assert prepare(tiny_config(folder, vocab__kind="char")).report.kept == 5
@@ -281,11 +274,12 @@ def test_targets_with_a_symbol_are_refused(folder, caplog):
 
 def test_the_report_by_hand(folder, caplog):
     """Over both sides of what is kept; the vocabulary lacks the letter q."""
-    write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])
+    write_pairs(folder, "train", [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])
     caplog.set_level(logging.INFO)
     first = prepare(tiny_config(folder, vocab__kind="char"))
     assert caplog.messages[0] == "learning 292 pieces from 11 distinct words"
-    write_pairs(folder, [("ab", "abc qe"), ("a b", "c q eq ab"), ("e", "qaa"), ("", "f g h")])
+    pairs = [("ab", "abc qe"), ("a b", "c q eq ab"), ("e", "qaa"), ("", "f g h")]
+    write_pairs(folder, "train", pairs)
     prepared = prepare(tiny_config(folder, vocab__kind="char"), first.vocab)
     report = prepared.report
     assert (report.pairs, report.kept, report.dropped) == (4, 3, {"empty": 1})
@@ -312,7 +306,7 @@ def test_the_digest_depends_on_ids_and_lines(folder):
     long, short, digests = ("a a", "b"), ("a", "b"), set()
     vocab = train_vocabulary([Counter("ab")], VocabConfig(kind="char"))
     for pairs in ([long, short], [short, long], [long[::-1], short[::-1]]):
-        write_pairs(folder, pairs)
+        write_pairs(folder, "train", pairs)
         digests.add(prepare(tiny_config(folder, vocab__kind="char"), vocab).digest)
     assert len(digests) == 3
 
@@ -323,7 +317,7 @@ def test_the_digest_depends_on_ids_and_lines(folder):
 )
 def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, src, tgt, dtype):
     """Two bytes hold 65,536 different ids; the larger vocabulary decides for both sides."""
-    write_pairs(folder, [("ab", "cd")] * 3)
+    write_pairs(folder, "train", [("ab", "cd")] * 3)
     counts = [Counter({"ab": 3}), Counter({"cd": 3})]
     vocab = train_vocabulary(counts, VocabConfig(kind="char", size=300))
     vocab.src.size, vocab.tgt.size = src, tgt
@@ -334,7 +328,7 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, src, tgt, dtype):
 
 def test_each_language_has_its_own_vocabulary_or_both_one(folder):
     """Learned from its own side, without dropped pairs; a shared one from both."""
-    write_pairs(folder, [("ab ab", "cd"), ("ba", "dc"), ("xyz", "")])
+    write_pairs(folder, "train", [("ab ab", "cd"), ("ba", "dc"), ("xyz", "")])
     two = {"vocab__shared": False, "model__tie_embeddings": False}
     vocab = prepare(tiny_config(folder, vocab__kind="char", **two)).vocab
     sides = vocab.src.pieces(range(vocab.src.size)), vocab.tgt.pieces(range(vocab.tgt.size))
@@ -345,9 +339,8 @@ def test_each_language_has_its_own_vocabulary_or_both_one(folder):
 
 def test_a_weight_repeats_what_cleaning_keeps(folder):
     """As if the entry were listed as often, but duplicates are dropped first."""
-    write_pairs(folder, [("ab ab", "cd. Ef"), ("ab", "cd"), ("", "x")])
-    for language, line in (("de", "ba"), ("en", "dc")):
-        (folder / f"more.{language}").write_text(f"{line}\n")
+    write_pairs(folder, "train", [("ab ab", "cd. Ef"), ("ab", "cd"), ("", "x")])
+    write_pairs(folder, "more", [("ba", "dc")])
     more = {"src": "more.en", "tgt": "more.de"}
     listed = ["train", "train", "more", "more", "more"]
     weighted = [{"name": "train", "weight": 2}, {**more, "weight": 3}]
@@ -375,11 +368,9 @@ def test_a_weight_repeats_what_cleaning_keeps(folder):
 
 def test_lines_without_words_whose_translation_differs_are_counted(folder):
     """White space is no difference. So a model knows whether to copy such lines."""
-    for language, text in (("de", "1,5\n2  3\n4\nab\n"), ("en", "1.5\n2 3\n4\ncd\n")):
-        (folder / f"numbers.{language}").write_text(text)
     for symbols in ([], ["<2fr>"]):
-        marked = (folder / "numbers.de").read_text().replace("1,5", " ".join([*symbols, "1,5"]))
-        (folder / "numbers.de").write_text(marked)
+        first = " ".join([*symbols, "1,5"]), "1.5"
+        write_pairs(folder, "numbers", [first, ("2  3", "2 3"), ("4", "4"), ("ab", "cd")])
         values = {"vocab__kind": "char", "vocab__symbols": symbols}
         prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **values))
         assert prepared.sources.changed_wordless == 1 / 5

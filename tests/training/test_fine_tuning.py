@@ -1,10 +1,11 @@
 """Runs that begin with the weights or the vocabulary of another."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import pytest
-from conftest import equal, records, weights, write_config
+from conftest import equal, records, weights, write_config, write_pairs
 from test_run import first, small_config
 
 from transformer_mt.checkpoints import run_description as stored
@@ -54,8 +55,8 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
 
 def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
     """Sabotage: score the new text twice; do not validate before the first step."""
+    write_pairs(tmp_path, "validation", [("zzz", "zzz")])
     for language in ("de", "en"):
-        (tmp_path / f"validation.{language}").write_text("zzz\n")
         shutil.copy(corpus_dir / f"train.{language}", tmp_path)
     keys = {"train__init_from": str(first), "train__ema_decay": 0.9, "valid__every": 2}
     keys |= {"data__path": str(tmp_path), "data__valid": "validation", "valid__old_text": True}
@@ -64,6 +65,9 @@ def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
             train(small_config(corpus_dir, **keys, train__max_steps=steps), tmp_path / "run")
     lines = records(tmp_path / "run", "valid")
     assert [line["step"] for line in lines] == [0, 2, 4]
+    trainer = build_trainer(small_config(corpus_dir, **keys, train__max_steps=4), tmp_path / "run")
+    trainer.progress = replace(trainer.progress, best_bleu=-1.0)  # as of a run that diverged
+    assert trainer._is_validated
     before = records(first, "valid")[-1]
     assert lines[0]["old_nll"] == lines[0]["old_ema_nll"] == before["nll"] != lines[0]["nll"]
     assert lines[0]["old_bleu"] == before["bleu"] and lines[2]["old_nll"] != before["nll"]
@@ -114,8 +118,7 @@ def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
 def test_text_is_prepared_with_the_vocabulary_of_training(corpus_dir, first, tmp_path, call):
     """So that `prepare` counts what is unknown to it, every time. Sabotage: learn a new one."""
     text = {"data__path": str(tmp_path), "data__prepared_dir": str(tmp_path / "prepared")}
-    for language in ("de", "en"):
-        (tmp_path / f"train.{language}").write_text("ขาว ดี\n")
+    write_pairs(tmp_path, "train", [("ขาว ดี", "ขาว ดี")])
     config = write_config(tmp_path, corpus_dir, train__init_from=str(first), **text)
     for _ in range(2):
         done = call("prepare", config)

@@ -14,9 +14,8 @@ from transformer_mt.config.keys import Config, DataConfig, ModelConfig, TrainCon
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import EncodedPairs, flatten, padded_size
-from transformer_mt.training import fit, saving
+from transformer_mt.training import fit, starting_state
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.fit import StepFitter, most_demanding
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import Validator
@@ -186,22 +185,21 @@ def test_the_longer_side_decides(corpus_dir, tmp_path, monkeypatch, lengths):
     assert progress.micro_batch_tokens == 32  # a power of two of at most half of 2 x 40
 
 
-@pytest.mark.parametrize(
-    ("limit", "changed"),
-    [(300, "torch version"), ("auto", "threads"), ("auto", "device"), ("auto", "processes")],
-)
-def test_other_workers_or_another_key_replace_it(corpus_dir, tmp_path, monkeypatch, limit, changed):
+def test_other_workers_or_another_key_replace_it(corpus_dir, tmp_path, monkeypatch):
     """The key is obeyed, or memory decides again."""
     with monkeypatch.context() as patch:
         limit_memory(patch, 2, 100, MemoryError())
-        other = {changed: "other"}
-        patch.setattr(saving, "numeric_environment", lambda f: numeric_environment(f) | other)
         found = train(tiny_config(corpus_dir, train__max_steps=2, **FEW), tmp_path / "run")
         assert (found.micro_batch_tokens, found.finer_step) == (64, 2)
-    changes = {"train__max_steps": 3, "train__micro_batch_tokens": limit, **FEW}
-    progress = train(tiny_config(corpus_dir, **changes), tmp_path / "run")
-    assert progress.micro_batch_tokens == limit or progress.micro_batch_tokens > 1000
-    assert progress.finer_step == 0
+    recorded = load_newest(tmp_path / "run").state.environment
+    workers = "threads", "device", "processes"
+    for limit, changed in ((300, "torch version"), *(("auto", name) for name in workers)):
+        now = {**recorded, changed: "other"}
+        monkeypatch.setattr(starting_state, "numeric_environment", lambda _, now=now: now)
+        config = tiny_config(corpus_dir, train__micro_batch_tokens=limit, **FEW)
+        progress = build_trainer(config, tmp_path / "run").progress
+        assert progress.micro_batch_tokens == limit or progress.micro_batch_tokens > 1000, changed
+        assert progress.finer_step == 0, changed
 
 
 def as_lists(steps: list[np.ndarray]) -> list[list[int]]:

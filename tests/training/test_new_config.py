@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_one_error, copy_lines, pairs_of, records, tiny_config
+from conftest import assert_one_error, copy_lines, pairs_of, records, tiny_config, write_pairs
 from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -27,17 +27,10 @@ from transformer_mt.training.run import train
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
 
 
-def write_text(folder: Path, name: str = "text", pairs: list[tuple[str, str]] = PAIRS) -> None:
-    """Writes NAME.de and NAME.en."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
-        (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in side))
-
-
 @pytest.fixture
 def work(tmp_path, monkeypatch) -> Path:
     """Gives a working directory with text.de and text.en."""
-    write_text(tmp_path)
+    write_pairs(tmp_path, "text", PAIRS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -50,7 +43,7 @@ def read_words() -> str:
 def test_splits_cover_the_text_and_do_not_overlap(work, call):
     """But for pairs with an empty side, in the order of the files; all are counted."""
     empty = [("", "x"), ("y", " \u200b"), ("", "")]
-    write_text(work, pairs=[*PAIRS[:100], *empty, *PAIRS[100:295], *empty[:2]])
+    write_pairs(work, "text", [*PAIRS[:100], *empty, *PAIRS[100:295], *empty[:2]])
     code, _, err = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--quiet")
     config = load_config(Path("new.toml"))
     splits = [pairs_of(config.data, getattr(config.data, k)) for k in ("train", "valid", "test")]
@@ -70,7 +63,7 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
 def test_what_the_configuration_holds(work, call, monkeypatch):
     """Every key, and the commands, which alone are not wrapped."""
     monkeypatch.setattr(new_config, "this_machine", lambda: SLOW)
-    write_text(work, pairs=[("aa bb cc", "dd")] * 1_200)
+    write_pairs(work, "text", [("aa bb cc", "dd")] * 1_200)
     assert call("init", "new", "--src", "text.de", "--tgt", "text.en").code == 0
     values = tomllib.loads(Path("new.toml").read_text())
     files, sizes = {"src": "text.de", "tgt": "text.en"}, {"d_model": 256, "d_ff": 1024}
@@ -98,7 +91,7 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
 
 def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
     """By the commands that it prints; with spaces, umlauts and quotes in all names."""
-    write_text(tmp_path / "mein Täxt", "ein 'wört'")
+    write_pairs(tmp_path / "mein Täxt", "ein 'wört'", PAIRS)
     monkeypatch.chdir(tmp_path)
     files = [f"mein Täxt/ein 'wört'.{language}" for language in ("de", "en")]
     code, out, err = call("init", "mein Übersetzer", "--src", files[0], "--tgt", files[1])
@@ -121,8 +114,8 @@ def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, fo
     """It is found from any working directory; two folders may be named, one absolutely."""
     (tmp_path / "work" / "configs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
-    write_text(Path(folder))
-    write_text(tmp_path / "b")
+    for place in (Path(folder), tmp_path / "b"):
+        write_pairs(place, "text", PAIRS)
     new_config.write_config(Path("two"), Path(folder, "text.de"), tmp_path / "b" / "text.en")
     config = load_config(Path("two.toml"))
     assert str(tmp_path / "b") in config.data.valid.tgt
@@ -228,8 +221,7 @@ def test_a_folder_behind_a_symbolic_link(work, call):
     """Its `..` is the parent of what it links to. Sabotage: count the folders of the path."""
     Path("real/deep").mkdir(parents=True)
     Path("link").symlink_to("real/deep")
-    for language in ("de", "en"):
-        Path(f"real/text.{language}").write_text("other\n" * 300)
+    write_pairs(Path("real"), "text", [("other", "other")] * 300)
     assert call("init", "link/new", "--src", "text.de", "--tgt", "text.en").code == 0
     assert load_config(Path("link/new.toml")).data.path == str(work)
 

@@ -10,7 +10,7 @@ import fork_server
 import numpy as np
 import pytest
 import torch
-from conftest import losses, tiny_config, weights, write_config
+from conftest import equal, losses, tiny_config, weights, write_config
 from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -113,7 +113,7 @@ def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
             with SimulatedCuda():
                 train(packed_config(corpus_dir, train__max_steps=steps, **recipe), tmp_path / name)
     whole, parts = (weights(list_checkpoints(tmp_path / name)[0]) for name in ("whole", "parts"))
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert equal(whole, parts)
 
 
 def test_several_packs_are_one_step(corpus_dir, tmp_path):

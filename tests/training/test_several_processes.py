@@ -67,8 +67,12 @@ def test_the_number_of_processes_does_not_matter(alone, tmp_path, world_size):
         assert bits[0] == bits[1]
 
 
+@SLOW
 def test_an_error_that_all_have_is_printed_once(corpus_dir, tmp_path):
-    """By the main process, and nothing hangs. Sabotage: let every process print it at once."""
+    """By the main process, and nothing hangs. Sabotage: let every process print it at once.
+
+    The same without torchrun, in the default suite: tests/system/test_launcher.py.
+    """
     config = write_exact_config(tmp_path, corpus_dir, data__path=str(tmp_path / "none"))
     done = launch(2, "train", config, "--run", tmp_path / "run")
     [message] = messages(done.stderr)

@@ -328,10 +328,10 @@ def test_the_summary_replaces_only_a_summary(translate, texts):
     assert [summary[name] for name in counts] == [0] * 7 and summary["exit_code"] == 3
 
 
-def test_more_files_than_a_process_can_open(copy_run, tmp_path):
+def test_more_files_than_a_process_can_open(exported_run, tmp_path):
     for number in range(150):
         write(str(tmp_path / f"in/{number}.de"), LINES[0])
-    words = command("translate", copy_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o")
-    shell = ["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *map(str, words)]
+    job = "translate", exported_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o"
+    shell = ["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *command(*job)]
     done = subprocess.run(shell, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and "150 translated" in done.stderr, done.stderr
