@@ -268,7 +268,7 @@ SIZES = [
     (5_000_000, GPU, 37_000, 512, 2048, 6, 0.1, 1440, 0.0, False, 0),
     (1, SLOW, 2_000, 256, 1024, 3, 0.3, 60, 0.05, True, 0),
     (10_000, SLOW, 4_000, 256, 1024, 3, 0.3, 60, 0.05, True, 0),
-    (20_000, SLOW, 6_000, 256, 1024, 3, 0.3, 60, 0.0, True, 0),
+    (20_000, SLOW, 6_000, 192, 768, 3, 0.3, 60, 0.0, True, 0),
     (100_000, SLOW, 8_000, 256, 1024, 4, 0.1, 90, 0.0, True, 0),
 ]
 
@@ -358,6 +358,6 @@ def test_counts_of_a_text():
 
 def test_sizes_by_the_characters():
     """A script with many characters needs a piece for each."""
-    for characters, words, size in ((1000, 10**6, 2000), (1001, 10**6, 3001), (100, 3001, 1860)):
+    for characters, words, size in ((1000, 10**6, 2000), (1001, 10**6, 3001), (100, 3001, 1861)):
         text = replace(text_of(40), characters=characters, distinct_words=words)
         assert choose_keys(text, CPU)["vocab.size"] == size
