@@ -161,7 +161,7 @@ class Two(Processes):
         return value if self.is_main else self.sent.pop(0)
 
 
-def test_other_processes_get_the_state_of_the_main_one(corpus_dir, tmp_path):
+def test_other_processes_get_the_state_of_the_main_one(corpus_dir, tmp_path, monkeypatch):
     """Who alone reads the run, and old text. Sabotage: restore in the main process alone."""
     changes = {"train__max_steps": 3, "train__ema_decay": 0.9, "data__valid": "validation[:5]"}
     train(tiny_config(corpus_dir, data__valid="train[:7]", train__max_steps=0), tmp_path / "first")
@@ -169,7 +169,7 @@ def test_other_processes_get_the_state_of_the_main_one(corpus_dir, tmp_path):
     config = tiny_config(corpus_dir, **changes)
     train(config, tmp_path / "run")
     main = build_trainer(config, tmp_path / "run", processes=Two(0, 2))
-    (tmp_path / "first").rename(tmp_path / "gone")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # nobody has trained on that machine
     other = build_trainer(config, tmp_path / "none", processes=Two(1, 2))
     assert main.progress == other.progress and main.progress.step == 3
     old, others = (trainer._validator._of_old_text._pairs for trainer in (main, other))
