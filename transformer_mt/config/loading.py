@@ -208,7 +208,7 @@ def _describe(mistake: ErrorDetails) -> str:
         case "value_error":
             return str(mistake["ctx"]["error"])
     expected = re.sub(r"^\w+ (?=should)", "", mistake["msg"])
-    if mistake["type"] == "string_type":  # such as a number, or nan for the Nama languages
+    if mistake["type"] == "string_type":  # such as a number, or nan, Min Nan Chinese
         expected += """, in quotes: "TEXT", or --set KEY='"TEXT"'"""
     return f"{key or 'configuration'} = {shorten(value)} {expected}"
 
