@@ -7,6 +7,7 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -207,6 +208,22 @@ def test_too_little_memory_is_no_damage(tmp_path, monkeypatch, error):
     with pytest.raises(type(error)) as raised:
         find_checkpoint(tmp_path)
     assert is_out_of_memory(raised.value)
+
+
+def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkeypatch):
+    """All files and both folders, or a power cut loses it. Sabotage: leave out the last sync."""
+    synced: list[tuple[str, bool]] = []
+    real, final = os.fsync, tmp_path / "step-00000001"
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), final.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_step(tmp_path, 1)
+    before = {Path(path).name for path, renamed in synced if not renamed}
+    assert before >= {path.name for path in final.iterdir()} | {f".{final.name}.partial"}
+    assert [path for path, renamed in synced if renamed] == [str(tmp_path)]
 
 
 def test_what_the_manifest_does_not_list_is_not_read(tmp_path):

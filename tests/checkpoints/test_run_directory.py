@@ -301,6 +301,22 @@ def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypa
     assert load_checkpoint(average(tmp_path, 2, None)).step == 10 and not caplog.messages
 
 
+def test_a_checkpoint_deleted_while_its_manifest_is_read(tmp_path, monkeypatch, caplog):
+    """The run is read again. Sabotage: let the error of the second reading pass."""
+    save_step(tmp_path, 1, best_bleu=1.0, best_step=1)
+    real = Path.read_bytes
+
+    def delete_after(path: Path) -> bytes:
+        content = real(path)
+        monkeypatch.undo()
+        save_step(tmp_path, 2, best_bleu=2.0, best_step=2)
+        shutil.rmtree(path.parent)
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", delete_after)
+    assert find_checkpoint(tmp_path).step == 2 and not caplog.messages
+
+
 def test_a_run_that_is_never_still_is_given_up(tmp_path, monkeypatch):
     """After a few attempts. Sabotage: try for ever."""
     count = itertools.count()

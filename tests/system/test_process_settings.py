@@ -35,9 +35,9 @@ from transformer_mt.training.run_log import RunLog
         (("translate", "RUN", "-q"), "<&-", 0, ""),
     ],
 )
-def test_a_closed_stream(exported_run, words, closed, code, message):
+def test_a_closed_stream(untrained_run, words, closed, code, message):
     """A closed stdout is an error of one line; a closed stdin is empty."""
-    line = " ".join(command(*words)).replace("RUN", str(exported_run))
+    line = " ".join(command(*words)).replace("RUN", str(untrained_run))
     done = subprocess.run(["bash", "-c", f"{line} {closed}"], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", message)
 

@@ -103,10 +103,15 @@ def test_an_input_that_is_not_text(translate, source, tmp_path):
     assert_one_error(translate("-q", stdin=source), f"stdin: {message}")
 
 
-def test_several_runs_need_a_word(translate, untrained_run, source):
-    """`--ensemble` joins them, here into the same model."""
+def test_several_runs_need_a_word(translate, call, untrained_run, source):
+    """`--ensemble` joins them, here into the same model; `evaluate` without it gives two rows."""
     several = untrained_run, "--input", source
     assert translate(*several, "--ensemble").out == translate("--input", source).out
+    texts = "--src", source, "--ref", source, "--json"
+    for options, rows in ((), 2), (("--ensemble",), 1):
+        done = call("evaluate", untrained_run, untrained_run, *texts, *options)
+        names = [json.loads(line)["checkpoint"] for line in done.out.splitlines()]
+        assert len(names) == rows and (" and " in names[0]) == (rows == 1)
 
 
 def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):

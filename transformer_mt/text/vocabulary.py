@@ -275,7 +275,7 @@ def _train_model(word_counts: Counter[str], text_name: str, config: VocabConfig)
             model_writer=writer,
             model_type=config.kind,
             vocab_size=config.size,
-            # In bytes, of a word here; 4,192 by default, and at most 65,535 characters.
+            # In bytes; longer words are left out. At most 65,535 characters are possible.
             max_sentence_length=65_000,
             character_coverage=0.9999 if has_subwords else 1.0,
             normalization_rule_name="identity",
