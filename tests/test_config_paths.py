@@ -43,14 +43,18 @@ def test_a_working_directory_with_a_dollar_sign(tmp_path, monkeypatch, call):
 
 
 def test_a_run_of_text_in_the_working_directory_is_its_configuration(tmp_path, monkeypatch, call):
-    """Its config.toml is in another folder. Sabotage: write `.`, which is found beside it."""
-    write_copy_corpus(tmp_path, {"train": 300, "validation": 5, "test": 5})
-    write_toml(tmp_path / "tiny.toml", tiny_values(Path("."), train__max_steps=1))
-    monkeypatch.chdir(tmp_path)
+    """Its config.toml is in another folder, whose name is no variable.
+
+    Sabotage: write `.`, which is found beside it; expand a path that exists.
+    """
+    folder = tmp_path / "my $HOME dir"
+    write_copy_corpus(folder, {"train": 300, "validation": 5, "test": 5})
+    write_toml(folder / "tiny.toml", tiny_values(Path("."), train__max_steps=1))
+    monkeypatch.chdir(folder)
     assert call("train", "tiny.toml", "-q").code == 0
     done = call("train", "checkpoints/tiny", "-q")
     assert (done.code, done.err) == (0, "")
-    (tmp_path / "tiny").mkdir()
+    Path("tiny").mkdir()
     assert_one_error(call("train", "tiny"), "; name tiny.toml")
 
 

@@ -31,7 +31,7 @@ DIVERGED, FEW, OVERFITTED = findings.divergence, findings.too_few_steps, finding
         (DIVERGED, "train", {9: 6.0, 50: 3.0, **RISEN, 97: 3.49}, None),  # noise of single losses
         (DIVERGED, "train", {50: 3.0, 99: 4.2}, None),
         (DIVERGED, "train", {10: 6.0, 50: math.nan, 100: 5.0}, None),
-        (DIVERGED, "train", {10: 6.0, 50: math.nan}, "loss is not finite at step 50;"),
+        (DIVERGED, "train", {10: 6.0, 50: math.nan}, "training loss is not finite at step 50;"),
         (FEW, "valid", {}, None),
         (FEW, "valid", {100: 6.0}, None),
         (FEW, "valid", {1000: 2.0, 2000: 1.9, 2800: math.nan}, None),
@@ -59,6 +59,12 @@ def test_curves(check, kind, losses, figures):
     metrics = RunMetrics("run", records)
     found = text(check(metrics, 100) if check is FEW else check(metrics))
     assert not found if figures is None else figures in found and "\n" not in found
+
+
+def test_a_validation_that_is_not_finite():
+    """Before there are enough losses to see a rise. Sabotage: look at the losses alone."""
+    [finding] = DIVERGED(RunMetrics("run", [{"kind": "valid", "step": 6, "perplexity": math.nan}]))
+    assert finding.startswith("divergence: the validation perplexity is not finite at step 6; ")
 
 
 def test_the_perplexity_of_the_moving_average_comes_first():

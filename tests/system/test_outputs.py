@@ -108,6 +108,17 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
     inputs = outputs.resolve_inputs([None, Path("in")])
     for name, message in refused.items():
         refuses(OutputError, f"^{message}", check_output, Path(name), inputs)
+    stdout = os.dup(1)
+    with open("in", "a") as file:  # as `< in >> in`
+        refuses(
+            OutputError, "also an input", check_output, Path(f"/dev/fd/{file.fileno()}"), inputs
+        )
+        os.dup2(file.fileno(), 1)
+        try:
+            refuses(OutputError, "^stdout: is also an input", check_output, None, inputs)
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
     for denied in (tmp_path / "in", tmp_path):
         monkeypatch.setattr("os.access", lambda path, mode, denied=denied: Path(path) != denied)
         refuses(OutputError, "in: it or its folder is not writable", check_output, Path("in"))

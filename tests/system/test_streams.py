@@ -124,10 +124,19 @@ def test_what_is_compressed_is_told_by_its_content(tmp_path, suffix):
         (tmp_path / name).write_bytes(data)
         assert count_lines(tmp_path / name) == 20_000
         assert list(read_lines(tmp_path / name)) == TEXT.decode().split()
-    assert not list(read_blocks(io.BytesIO(b""), f"in{suffix}"))  # an empty file has no lines
-    for text in (b"plain\n", data[:1]):
-        message, blocks = f"^in{suffix}: is not compressed, although ", io.BytesIO(text)
+    for text, reason in (
+        (b"plain\n", "not compressed"),
+        (data[:1], "not compressed"),
+        (b"", "empty"),
+    ):
+        message, blocks = f"^in{suffix}: is {reason}, although ", io.BytesIO(text)
         refuses(DataError, message, list, read_blocks(blocks, f"in{suffix}"))
+
+
+def test_text_that_resembles_an_archive():
+    """Its 257th byte begins the word; sabotage: look for no more."""
+    text = b"a" * 257 + b"ustard\n"
+    assert b"".join(read_blocks(io.BytesIO(text), "in")) == text
 
 
 def zipped() -> bytes:

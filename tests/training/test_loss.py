@@ -87,13 +87,18 @@ def test_gradients_in_float16_do_not_overflow(size):
 
 @pytest.mark.parametrize("gap, nll", [(80.0, 80.0), (1000.0, 87.3)])
 def test_an_impossible_target_has_a_finite_loss(gap, nll):
-    """Its probability is zero in float32, and its gradient as it should be."""
+    """Its probability is zero in float32, and its gradient as it should be.
+
+    Sabotage: leave a smoothed loss whose NLL is cut as it is.
+    """
     output_weight = torch.tensor([[0.0], [0.0], [-gap]], requires_grad=True)
     targets = torch.tensor([[2]])
     value, unsmoothed = loss.projected_loss(torch.ones(1, 1, 1), output_weight, targets, 0.0, 0)
     value.backward()
     assert value.item() == unsmoothed.item() == pytest.approx(nll, abs=1)
     assert_close(output_weight.grad, torch.tensor([[0.5], [0.5], [-1.0]]))
+    smoothed, _ = loss.projected_loss(torch.ones(1, 1, 1), output_weight, targets, 0.9, 0)
+    assert smoothed > 0.09 * unsmoothed
 
 
 def test_sums_of_half_precision_logits_are_fp32():

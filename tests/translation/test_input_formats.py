@@ -175,6 +175,25 @@ def test_tags_within_a_text_are_dropped():
     assert texts == ["5 < 6 > {a}", "a b c def", "a b"]
 
 
+def test_each_speaker_of_a_cue_has_a_text():
+    """A dash begins it, that of the first may be missing. Sabotage: join lines unless all do."""
+    times = "0:01 --> 0:02\n"
+    cue = f"{times}ab cd\nef?\n- gh\n\n{times}- a\nb\n- c\n"
+    new = f"{times}AB CD\nEF?\n- GH\n\n{times}- A\nB\n- C\n"
+    assert translated("srt", cue.encode()).decode() == new
+
+
+def test_characters_that_webvtt_writes_as_html_does():
+    """A space that is no text, too. Sabotage: translate their names; decode them in a .srt."""
+    times, texts = b"0:01 --> 0:02\n", []
+    film = b"WEBVTT\n\n" + times + b"&nbsp;\n\n" + times + b"a&nbsp;&amp; &lrm;b &lt; &#x31;\n"
+    new = translated("vtt", film, translate=lambda text: texts.append(text) or text.upper())
+    assert texts == ["a & b < 1"]
+    assert new == film.replace(b"a&nbsp;&amp; &lrm;b &lt; &#x31;", b"A &amp; B &lt; 1")
+    film = times + b"a &amp; b\n"
+    assert translated("srt", film, translate=str) == film
+
+
 def test_json_objects():
     """Only the text changes; a pair that is cut in half is no text that a model could read."""
     data = b"""{"a": {"b" : "\\u00e4\\n\\ud83d", "c":1.0}}\n\n[1]\n{"a": {}}\n{"a": {"b": null}}"""

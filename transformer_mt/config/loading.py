@@ -118,9 +118,11 @@ def did_you_mean(unknown: str) -> str:
 
 
 def expand_path(path: str) -> str:
-    """Replaces `~` and environment variables such as `$HOME`."""
+    """Replaces `~` and environment variables such as `$HOME`, unless an absolute path exists."""
     try:
-        return os.path.expandvars(os.path.expanduser(path))
+        path = os.path.expanduser(path)
+        is_literal = os.path.isabs(path) and os.path.exists(path)
+        return path if is_literal else os.path.expandvars(path)
     except ValueError:  # "~" and a name that the system cannot look up, such as one with a NUL
         return path
 
@@ -182,8 +184,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override}: {section} is a value, not a section")
     table[last] = _parse_value(text.strip())
-    # Not the others again: the name of the working directory may have a dollar sign.
-    _expand_paths(values, {key.strip()}.intersection(PATH_KEYS), [Path.cwd()])
+    _expand_paths(values, PATH_KEYS, [Path.cwd()])
 
 
 def _parse_value(text: str) -> object:

@@ -40,10 +40,9 @@ def diagnose(run_dir: Path) -> list[str]:
     run = read_run(run_dir)
     # Fine-tuning may end within the warm-up.
     warmup_steps = 0 if run.config.train.init_from else run.config.optim.warmup_steps
-    untrained = [
-        *findings.divergence(run.metrics),
-        *findings.too_few_steps(run.metrics, warmup_steps),
-    ]
+    untrained = list(findings.divergence(run.metrics))
+    if not untrained:  # a run that has diverged is not to be trained on
+        untrained = list(findings.too_few_steps(run.metrics, warmup_steps))
     texts = {**_sample_training(run), **_sample_held_out(run)}
     results = list(_check_scripts(texts))
     if run.checkpoint is None:

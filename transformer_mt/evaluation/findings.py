@@ -33,16 +33,21 @@ SHOWN = 3
 
 
 def divergence(metrics: RunMetrics) -> Iterator[str]:
-    """Finds a training loss that is no longer finite or has risen for good."""
-    steps, losses = metrics.series("train", "nll")
+    """Finds a loss or perplexity that is no longer finite, or a loss that has risen for good."""
     points = metrics.finite_points("train", "nll")
     advice = (
         "start a new run with a lower optim.lr_scale, a longer optim.warmup_steps, or"
         " optim.max_grad_norm = 1.0"
     )
-    if losses and math.isnan(losses[-1]):
-        yield f"divergence: the loss is not finite at step {steps[-1]}; {advice}"
-    elif points:
+    for kind, key, name in (
+        ("train", "nll", "training loss"),
+        ("valid", "perplexity", "validation perplexity"),
+    ):
+        steps, values = metrics.series(kind, key)
+        if values and math.isnan(values[-1]):
+            yield f"divergence: the {name} is not finite at step {steps[-1]}; {advice}"
+            return
+    if points:
         (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
         if min(value for _, value in points[-LAST_LOSSES:]) >= lowest + DIVERGENCE:
             yield (

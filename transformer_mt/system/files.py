@@ -9,7 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO
@@ -241,7 +241,12 @@ def canonical_json(value: Any) -> bytes:
 
 def _as_dict(record: Any) -> Any:
     """Returns the fields of a dataclass or a section that are to be stored."""
-    return TypeAdapter(type(record)).dump_python(record)
+    return _adapter(record.__class__).dump_python(record)
+
+
+@cache  # making one takes milliseconds
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def json_digest(value: Any) -> str:
@@ -299,7 +304,7 @@ def read_json(
             )
         if signed and (not isinstance(values, dict) or content != signed_json(values)):
             raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
-        return TypeAdapter(kind).validate_json(content, strict=True, extra=unknown)
+        return _adapter(kind).validate_json(content, strict=True, extra=unknown)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:

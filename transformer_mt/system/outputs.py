@@ -104,13 +104,13 @@ def check_output(
         OutputError: If it is a directory or an input, its folder is missing, or it is not writable.
     """
     if path is None or str(path) == "-":
-        return Output("stdout", descriptor=1)
+        return _check_descriptor(Output("stdout", descriptor=1), inputs)
     name, suffix = str(path), compression_suffix(path)
     # Opening or replacing such a path would truncate the file that the shell opened.
     if match := _DESCRIPTOR.fullmatch(_STANDARD.get(name, name)):
         with naming_output(path):
             os.fstat(int(match[1]))
-        return Output(name, None, suffix, int(match[1]))
+        return _check_descriptor(Output(name, None, suffix, int(match[1])), inputs)
     with naming_output(path):  # also of a name that is too long
         is_directory = path.is_dir()
     if is_directory:
@@ -125,6 +125,14 @@ def check_output(
     if str(target) in inputs and not overwrite:
         raise OutputError(f"{path}: is also an input; name another output")
     return Output(name, target, suffix, overwrites=overwrite)
+
+
+def _check_descriptor(output: Output, inputs: Collection[str]) -> Output:
+    """Refuses a descriptor of an input, which the shell opens for `< FILE >> FILE`."""
+    opened = os.path.realpath(f"/dev/fd/{output.descriptor}")
+    if opened in inputs and os.path.isfile(opened):
+        raise OutputError(f"{output.name}: is also an input; name another output")
+    return output
 
 
 @contextmanager

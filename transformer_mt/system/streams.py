@@ -27,7 +27,8 @@ _NO_TEXT = re.compile(
     rb"(?P<gzip>\x1f\x8b\x08)|(?P<xz>\xfd7zXZ\0)|(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"
     rb"|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<PDF>%PDF-)"
     rb"|(?P<Zip_or_Office>PK(?:\x03\x04|\x05\x06|\x07\x08)|\xd0\xcf\x11\xe0|\{\\rtf)"
-    rb"|(?P<archive>\x1f[\x9d\xa0]|LZIP\x01|\x04\"M\x18|]\0\0.\0|7z\xbc\xaf|Rar!\x1a|.{257}ustar)"
+    rb"|(?P<archive>\x1f[\x9d\xa0]|LZIP\x01|\x04\"M\x18|]\0\0.\0|7z\xbc\xaf|Rar!\x1a"
+    rb"|.{257}ustar(?:\0|  \0))"
     rb"|(?P<picture>\x89PNG|\xff\xd8\xff|GIF8[79]a.[\0-\x08]|II\*\0|MM\0\*|RIFF.{4}WEBP)"
     rb"|(?P<binary>\n.\n.<\w+>\x15|.{4}\0{4}\{\"|\x80[\x02-\x05][]}(KX\x8a\x95]|\x93NUMPY|\x89HDF"
     rb"|PAR1\x15|ARROW1\0|SQLite format 3\0|\x7fELF|ID3[\2-\4]\0)"
@@ -65,8 +66,9 @@ def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
         kind, blocks = _recognise(iter(partial(stream.read1, BLOCK_BYTES), b""))
         if kind in _DECOMPRESS:
             kind, blocks = _recognise(_DECOMPRESS[kind](blocks))
-        elif not kind and (suffix := compression_suffix(Path(str(name)))) and next(blocks):
-            raise DataError(f"{name}: is not compressed, although its name ends in {suffix}")
+        elif not kind and (suffix := compression_suffix(Path(str(name)))):
+            reason = "is not compressed" if next(blocks) else "is empty"
+            raise DataError(f"{name}: {reason}, although its name ends in {suffix}")
         if kind.startswith("UTF"):
             raise _not_utf_8(name, kind.replace("_", "-"))
         if kind:

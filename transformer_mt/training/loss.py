@@ -69,7 +69,8 @@ def projected_loss(
     Returns:
         Two sums in nats, float32 scalars: the label-smoothed loss, which can be differentiated
         once, and the negative log-likelihood (NLL), which cannot. Divide them by the tokens of the
-        whole step. A token's NLL counts as at most 87 nats, the limit of float32.
+        whole step. A token's NLL counts as at most 87 nats, the limit of float32, and its loss is
+        too low then.
     """
     sums: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
         decoder_output, output_weight, targets, label_smoothing, pad_id
@@ -92,6 +93,8 @@ def _losses_and_gradients(
     target_probabilities = probabilities.gather(1, target_ids).float()  # (C, 1)
     nlls = -target_probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
     losses = nlls + smoothing * (logits.gather(1, target_ids).float() - mean_logits)
+    # Where an NLL is cut to its limit, the sum is too low, and may be negative.
+    losses = losses.maximum((1 - smoothing) * nlls)
     gradients = probabilities.sub_(smoothing / logits.size(1))
     gradients = gradients.mul_(grad_scale) if grad_scale > 1 else gradients
     return losses, nlls, gradients.to(logits.dtype)

@@ -1,5 +1,6 @@
 """What of an input is translated, and how its translations are written: text, tables, subtitles."""
 
+import html
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +24,8 @@ ROWS_NAMED = 5
 """Most rows that are reported by their numbers."""
 _OTHER_ENDINGS = {"ndjson": "jsonl"}
 _AS_TEXT = "add --input-format text"
-_BREAK = r"\\N|<[bB][rR] ?/?>"
-_TAG = rf"{_BREAK}|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
+_BREAK = r"\\N|<[bB][rR] ?/?>|&nbsp;"
+_TAG = rf"{_BREAK}|&[lr]rm;|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
 """Those of HTML, WebVTT, SubStation Alpha (`{\\an8}`) and MicroDVD (`{y:i}`)."""
 _TIMES = r"^\ufeff?[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!\r*\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
@@ -205,11 +206,11 @@ class _Subtitles:
             complete = max((match.end() for match in empty_lines), default=0)
             end = complete if end - complete < MAX_INCOMPLETE else end
         pieces = list[Piece]()
+        self._is_vtt |= text.lstrip("\ufeff").startswith("WEBVTT")
         for match in _CUE.finditer(text, 0, end):
-            pieces += [text[place : match.start(1)], _cue(match[1])]
+            pieces += [text[place : match.start(1)], _cue(match[1], self._is_vtt)]
             place = match.end()
         pieces.append(text[place:end])
-        self._is_vtt |= text.lstrip("\ufeff").startswith("WEBVTT")
         self._found |= place > 0
         lines = (x for each in pieces if isinstance(each, str) for x in each.splitlines())
         self.kept += sum(map(self._is_kept, lines))
@@ -226,26 +227,32 @@ class _Subtitles:
         return "-->" not in line and has_words(line)
 
 
-def _cue(cue: str) -> Segment:
-    """Makes a segment of a cue: one text, or one per line if each begins with a speaker's dash.
+def _cue(cue: str, is_vtt: bool) -> Segment:
+    """Makes a segment of a cue: one text for each speaker, who begins a line with a dash.
 
-    Tags within the text would make nonsense of its translation: they are dropped.
+    Tags within the text would make nonsense of its translation: they are dropped. WebVTT writes
+    characters such as & and < as those of HTML.
     """
     lines = _CUE_LINE.findall(cue)
     if any(re.search(_TAG, text) for _, text, _ in lines):
         lines = [[re.sub(_TAG, "", re.sub(_BREAK, " ", part)) for part in line] for line in lines]
     starts, texts, ends = zip(*lines, strict=True)
-    spoken = [text for text in texts if text]
-    by_lines = all(re.search("[-–—]", re.sub(_TAG, "", start)) for start, text, _ in lines if text)
+    spoken = list[list[str]]()  # by each speaker
+    for start, text in zip(starts, texts, strict=True):
+        if text and (not spoken or re.search("[-–—]", re.sub(_TAG, "", start))):
+            spoken.append([])
+        if text:
+            spoken[-1].append(html.unescape(text) if is_vtt else text)
 
     def write(translations: Sequence[Sequence[Translation]]) -> str:
-        new = [best.text for best, *_ in translations]
-        left = iter(new if by_lines else _break_lines(new[0], len(spoken)))
+        best = (each.text for each, *_ in translations)
+        said = (html.escape(text, quote=False) if is_vtt else text for text in best)
+        left = chain.from_iterable(map(_break_lines, said, map(len, spoken)))
         new = [next(left) if text else "" for text in texts]
         written = map("".join, zip(starts, new, ends, strict=True))
         return "".join(line for line in written if line.strip("\r\n"))  # others end the cue
 
-    return Segment(spoken if by_lines else [" ".join(spoken)], write)
+    return Segment([" ".join(lines) for lines in spoken], write)
 
 
 def _break_lines(text: str, count: int) -> list[str]:
