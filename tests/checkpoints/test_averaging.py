@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from conftest import weights
-from small_checkpoint import save_step
+from conftest import replace_file, weights
+from small_checkpoint import save_step, small_config
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
-from transformer_mt.checkpoints.layout import MODEL
+from transformer_mt.checkpoints.layout import CONFIG, MODEL
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import canonical_json
 
 
 @pytest.fixture
@@ -54,6 +55,17 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     with pytest.raises(CheckpointError, match=f"{MODEL}: damaged"):
         average(run_dir, 2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_best_is_not_one_of_the_newest(run_dir):
+    """It may be much older. Sabotage: take what is there."""
+    values = small_config().model_dump()
+    values["train"]["keep_last"] = 3
+    for path in list_checkpoints(run_dir):
+        replace_file(path, CONFIG, canonical_json(values))
+    with pytest.raises(CheckpointError, match=r"--last 4: step 5 is kept as the best, not as one"):
+        average(run_dir, 4, None)
+    assert average(run_dir, 3, None)
 
 
 def test_the_command_warns_in_a_line(run_dir, call):

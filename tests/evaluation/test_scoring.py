@@ -188,6 +188,8 @@ def test_no_difference_is_surer_than_its_sentences_allow():
         worse = [line[1:] if i < count else line for i, line in enumerate(lines)]
         differences = compare_scores(lines, worse, [lines], METRICS)
         assert [difference.p for difference in differences] == [p_value] * 2
+    ended = [f"{line}\r" for line in worse]  # to the metrics, the others are still the same
+    assert [each.p for each in compare_scores(lines, ended, [lines], METRICS)] == [0.125] * 2
 
 
 def test_the_best_reference_counts_for_a_sentence():

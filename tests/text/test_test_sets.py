@@ -108,6 +108,10 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
     test_set = load_test_set(ANY, test_set="wmt16")
     assert test_set.references == [["one", "two"], ["1", "2"]] and test_set.src == ["eins", "zwei"]
 
+    monkeypatch.setattr(dataset, "references", lambda pair: [("one", "1")])
+    message = "^--test-set wmt16: its files in .* have different numbers of lines; delete"
+    refuses(DataError, message, load_test_set, ANY, test_set="wmt16")
+
     for error in (OSError("x"), HTTPException("x"), tarfile.TarError("x"), SystemExit("x")):
         monkeypatch.setattr(dataset, "source", Mock(side_effect=error))
         message = rf"^--test-set wmt16: cannot download it \(x\); .* {SACREBLEU_DIR},"

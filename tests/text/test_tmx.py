@@ -68,6 +68,8 @@ def test_languages_are_matched_by_code(tmp_path, caplog):
         assert read(path) == [("1", "2"), ("3", "5"), ("old", "older")]
     assert caplog.messages == [f"{path}: skipped 3 of 6 units, without segments in de and en"]
     assert read(tmp_path / "a.tmx", "de-AT", "en-gb") == [("4", "6")]
+    same = write(tmp_path / "b.tmx", unit(pt_BR="a", en="b"))  # is no pair of one segment
+    refuses(DataError, "no unit has segments in pt and pt-BR", read, same, "pt", "pt-BR")
     listed = "EN-gb, fr, De-de, de-AT, de, en-US, en-GB, de-DE"  # no more of the others
     message = f"a.tmx: no unit has segments in de and pl; its languages are {listed}$"
     refuses(DataError, message, read, path, "de", "pl")

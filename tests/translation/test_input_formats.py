@@ -181,6 +181,8 @@ def test_each_speaker_of_a_cue_has_a_text():
     cue = f"{times}ab cd\nef?\n- gh\n\n{times}- a\nb\n- c\n"
     new = f"{times}AB CD\nEF?\n- GH\n\n{times}- A\nB\n- C\n"
     assert translated("srt", cue.encode()).decode() == new
+    cue = f"{times}- a\nb\n"  # a single word is its first line
+    assert translated("srt", cue.encode(), translate=lambda _: "c").decode() == f"{times}- c\n"
 
 
 def test_characters_that_webvtt_writes_as_html_does():

@@ -50,6 +50,12 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
         newest, *others = checkpoints = [load_step(path, description) for path in paths[:last]]
         for checkpoint in others:
             newest.require_same_run(checkpoint)
+        oldest, kept = checkpoints[-1].step, newest.config.train.keep_last
+        if last > kept and oldest == newest.progress.best_step:
+            raise CheckpointError(
+                f"{run_dir}: --last {last}: step {oldest} is kept as the best, not as one of the"
+                f" newest (train.keep_last = {kept}); choose a smaller --last"
+            )
         weights = _mean_weights(checkpoints)
     except CheckpointError:
         if retries and list_checkpoints(run_dir) != paths:

@@ -22,9 +22,10 @@ from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import logger
 from transformer_mt.text.cleaning import EAST_ASIAN, WITHOUT_SPACES, usual_script
+from transformer_mt.text.languages import language_code
 
-_TWO_LETTERS = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
-"""Two-letter codes of the languages for which sacreBLEU has a tokenizer, by three-letter ones."""
+_WITH_TOKENIZER = "zh", "ja", "ko"
+"""Languages written without spaces, or with few, for which sacreBLEU has a tokenizer."""
 
 _RESAMPLES = 1000
 """Resamples of the test set for a confidence interval, as many as sacreBLEU's program takes."""
@@ -34,8 +35,8 @@ _RESAMPLES = 1000
 class Difference:
     """The values of one metric for a system and a baseline, named as columns of a table.
 
-    `p` is the probability of a difference at least as large, in either direction, if both
-    were equally good.
+    `p` is the probability of a larger difference, in either direction, if both were equally good;
+    as sacreBLEU counts, equal ones are left out, so that it is too small for very few sentences.
     """
 
     score: str
@@ -78,12 +79,12 @@ def choose_metrics(
     name, names = tokenizer or configured, [*BLEU.TOKENIZERS, "auto"]
     if name not in names:
         raise ConfigError(f"{cause}: choose {', '.join(names)}")
-    language = _language_code(tgt_lang)
+    language = language_code(tgt_lang)
     script = usual_script(references[0]) if references else ""
     if name == "auto":
         name = ""
         cause = f"data.tgt_lang = {tgt_lang}" if tgt_lang else "an unknown language (--tgt-lang)"
-        if script in WITHOUT_SPACES and language not in _TWO_LETTERS.values():
+        if script in WITHOUT_SPACES and language not in _WITH_TOKENIZER:
             name = "char"
             logger.info(
                 f"BLEU is by characters: sacreBLEU has no tokenizer for {cause}, and {script}"
@@ -96,12 +97,6 @@ def choose_metrics(
     for metric in metrics:
         metric.n_bootstrap = _RESAMPLES if confidence else None
     return metrics
-
-
-def _language_code(tgt_lang: str) -> str:
-    """Returns the code by which sacreBLEU chooses a tokenizer: zh of zho and zh_CN."""
-    language = re.split("[-_]", tgt_lang.lower())[0]
-    return _TWO_LETTERS.get(language, language)
 
 
 def _make_ter(script: str) -> TER:
@@ -167,12 +162,13 @@ def compare_scores(
     systems = [("baseline", baseline), ("system", hypotheses)]
     named = {str(i): metric for i, metric in enumerate(metrics)}  # in the results as sacreBLEU does
     signatures, results = PairedTest(systems, named, references, test_type="ar")()
-    # sacreBLEU counts only larger differences. Of the 2^n ways to exchange n translations that are
-    # not the same, at least those that exchange none and all have an equal one.
-    unequal = sum(map(operator.ne, hypotheses, baseline))
-    smallest = min(1.0, 2.0 ** (1 - unequal))
     differences = []
-    for title, signature in signatures.items():
+    for (title, signature), metric in zip(signatures.items(), metrics, strict=True):
+        # sacreBLEU counts only larger differences. Of the 2^n ways to exchange n translations, not
+        # the same to the metric, at least those that exchange none and all have an equal one.
+        statistics = metric._extract_corpus_statistics  # noqa: SLF001  # only sums are public
+        unequal = map(operator.ne, *(statistics(text, references) for _, text in systems))
+        smallest = min(1.0, 2.0 ** (1 - sum(unequal)))
         signature.update("bs", None)  # the resamples of confidence intervals
         old, new = cast(list[Result], results[title])
         gain = float(new.score - old.score)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.system.files import read_packaged
+from transformer_mt.text.languages import language_code
 from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
 
 Part = list[int] | str  # ids to translate, or text to copy
@@ -36,13 +37,19 @@ _ENDS = ".!?…‼⁇⁈⁉"
 _AFTER_END = re.compile(r"(?:\[\w{1,4}\]|</\w{1,9}>|[⁰¹²³⁴-⁹]|[^\w,;:\-–—/&+=%])*+")
 """What may be attached to the end of a sentence: quotes, brackets, notes, tags, smileys."""
 _OPENING = "\"'„“‚‘»«‹([¿¡-–—"
-_UNSPACED_ENDS = "。｡！？।॥။។៕።፧؟۔։"
+_UNSPACED_ENDS = "。｡！？।॥။។៕።፧؟"
 """No space need follow these, and they have no other meaning."""
+_POINTS = "．۔։"
+"""Nor these, which between digits belong to a number or a time."""
 _KANA_HAN = "[\u3040-\u30ff\u3400-\u9fff]"
-_POSSIBLE_END = re.compile(rf"[{_ENDS}][^{_ENDS} ]*+ |[{_UNSPACED_ENDS}．].|{_KANA_HAN}[!?].")
+_POSSIBLE_END = re.compile(
+    rf"[{_ENDS}][^{_ENDS} ]*+ |[{_UNSPACED_ENDS}{_POINTS}].|{_KANA_HAN}[!?]."
+)
 _UNSPACED_SENTENCE = re.compile(
-    rf".*?(?:[{_UNSPACED_ENDS}]|(?<!\d)．|．(?!\d)|(?<={_KANA_HAN})[!?]+)+"
-    r"[.!?…”’»」』】）)\]}》〉]*+(?:[\"']+(?= |\Z))? ?|.+"
+    rf".*?(?:[{_UNSPACED_ENDS}]|(?<!\d)[{_POINTS}]|[{_POINTS}](?!\d)|(?<={_KANA_HAN})[!?]+)++"
+    # A comma, or the particle of a Japanese quotation, goes on with the sentence.
+    r"[.!?…”’»」』】）)\]}》〉]*+(?![，、；：,،؛])(?!(?<=[」』”])(?:と|って))"
+    r"(?:[\"']+(?= |\Z))? ?|.+"
 )
 _QUOTED_SIGN = re.compile(rf"[`'\"„“‚‘(\[{{]+[{_ENDS}]+")
 _DASHES = "-", "--", "–", "—"
@@ -53,8 +60,9 @@ _CLOSING_MARK = re.compile("[\"'”’»)\\]]+|[:;=].+|[\U0001f000-\U0001ffff☺
 """Belongs to the sentence before it: a quote, a bracket, a smiley."""
 _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
 """An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
+_THAI_POINT = re.compile("[\u0e01-\u0e4e]\\.\\Z")
 _COMPOUND = re.compile(r"\A(?:.+-|.+(?=(?:str|nr)\Z))")
-_ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr tr".split())
+_ORDINAL_LANGUAGES = frozenset("bs cs da de et fi hr hu is lb lv nb nn no pl sk sl sr tr".split())
 """Languages in which "2." and "II." are ordinals."""
 _LISTS = tomllib.loads(read_packaged(__package__, "abbreviations.toml"))
 # Only Latin letters, since in other scripts a sentence may follow without a space.
@@ -137,12 +145,13 @@ def split_sentences(text: str, language: str) -> list[str]:
         text: Words separated by single spaces.
         language: Code of the language, such as de.
     """
-    if language[:2] == "el" and ";" in text:  # the question mark of Greek
+    code = language_code(language)
+    if code == "el" and ";" in text:  # the question mark of Greek
         ends = accumulate(map(len, split_sentences(text.replace(";", "?"), language)), initial=0)
         return [text[begin:end] for begin, end in pairwise(ends)]
     if not _POSSIBLE_END.search(text):  # as in most lines
         return [text] if text else []
-    sentences, code = [], language[:2]
+    sentences = []
     for part in _UNSPACED_SENTENCE.findall(text):
         words = part.split(" ")
         # At the beginning of words: addresses, hashtags and names of users have others.
@@ -187,12 +196,16 @@ def _is_end(before: str, word: str, following: str, language: str, marks: Sequen
     """
     if not word.endswith(".") or word.endswith(".."):
         return True
+    if _THAI_POINT.search(word):  # of an abbreviation
+        return False
     stem, following = word[:-1].lstrip(_OPENING), following.lstrip(_OPENING)
     next_word = re.split(r"[\W\d_]", following, maxsplit=1)[0]
     # "MS" is not the title "Ms", except in text of capitals; of compounds, the last part counts.
     is_acronym = stem.isupper() and not next_word[1:].isupper()
     spellings = {stem} if is_acronym else {stem, stem.lower(), _COMPOUND.sub("", stem.lower())}
     is_initial, starters = _LETTERS.fullmatch(stem), _listed("starters", language)
+    if len(stem) == 1 and stem.islower() and before[-1:].isdigit():  # a unit, such as "5 m."
+        return next_word in starters or not starters
     if (
         (language in _ORDINAL_LANGUAGES and re.fullmatch(r"\d{1,3}|[IVX]+", stem))
         or (is_initial and stem[0].isupper() and ("." in stem or before[-1:] not in ("", ".")))

@@ -181,4 +181,9 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
             f" into {SACREBLEU_DIR}, or use --src and --ref"
         ) from None
     texts = [[line.strip() for line in text] for text in zip(*references, strict=True)]
+    if any(len(text) != len(sources) for text in texts):
+        raise DataError(
+            f"--test-set {name}: its files in {SACREBLEU_DIR} have different numbers of lines;"
+            " delete its folder there, so that sacreBLEU makes them again"
+        )
     return EvaluationSet(name, sources, texts)

@@ -42,9 +42,9 @@ def read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[str, st
     pairs, skipped, languages = 0, 0, dict[str, None]()
     for segments in _read_units(path):
         src, tgt = _choose(segments, src_lang), _choose(segments, tgt_lang)
-        if src is not None and tgt is not None:
+        if src and tgt and src != tgt:  # pt and pt-BR may both choose pt-BR
             pairs += 1
-            yield src, tgt
+            yield segments[src], segments[tgt]
         else:
             skipped += 1
             if len(languages) < _LISTED_LANGUAGES:
@@ -108,7 +108,7 @@ def _name(element: Element) -> str:
 
 
 def _choose(segments: Mapping[str, str], language: str) -> str | None:
-    """Returns the segment of a language, rather than of a regional variety; None without either."""
+    """Returns the code of a language, rather than of a regional variety; None without either."""
     wanted = f"{language.lower().replace('_', '-')}-"
     codes = [code for code in segments if f"{code.lower().replace('_', '-')}-".startswith(wanted)]
-    return segments[min(codes, key=len)] if codes else None
+    return min(codes, key=len, default=None)

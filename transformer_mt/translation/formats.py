@@ -263,7 +263,8 @@ def _break_lines(text: str, count: int) -> list[str]:
         middle = place + len(word) / 2
         lines[int(count * middle / length)].append(word)
         place += len(word) + 1
-    return [" ".join(words) for words in lines]
+    filled = [" ".join(words) for words in lines if words]  # a single word is the first line
+    return filled + [""] * (count - len(filled))
 
 
 def format_suffix(path: Path) -> str:

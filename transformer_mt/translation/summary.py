@@ -28,6 +28,7 @@ from transformer_mt.system.outputs import (
     resolve_inputs,
     write_lines,
 )
+from transformer_mt.system.streams import open_input, read_blocks
 from transformer_mt.translation.options import FileOptions
 from transformer_mt.translation.translator import lines_text, log_kinds
 
@@ -163,8 +164,10 @@ def check_summary(files: FileOptions) -> Output | None:
         if place == (translation.target, translation.descriptor):
             raise OutputError(f"{output.name}: is also the --output; name another --summary")
     if output.target and output.target.is_file():
-        with suppress(OSError, ValueError, TypeError):
-            if "exit_code" in parse_json(output.target.read_bytes()):
+        with suppress(OSError, ValueError, TypeError, DataError):
+            with open_input(output.target) as file:  # which may be compressed
+                content = b"".join(read_blocks(file, output.name))
+            if "exit_code" in parse_json(content):
                 return output
         raise OutputError(f"{output.name}: exists and is not a summary; name another --summary")
     return output
