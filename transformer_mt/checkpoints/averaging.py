@@ -32,7 +32,7 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
 
     Raises:
         CheckpointError: If `run_dir` is not a run or has fewer checkpoints, one of them is damaged
-            or of another run, or the output directory exists.
+            or of another run, or an old one that is kept as the best; or the output exists.
     """
     paths = list_checkpoints(run_dir)
     if len(paths) < last:
@@ -47,20 +47,14 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
         raise CheckpointError(f"{output}: not UTF-8; name another directory with -o")
     try:
         description = description_if_sound(run_dir)
-        newest, *others = checkpoints = [load_step(path, description) for path in paths[:last]]
-        for checkpoint in others:
-            newest.require_same_run(checkpoint)
-        oldest, kept = checkpoints[-1].step, newest.config.train.keep_last
-        if last > kept and oldest == newest.progress.best_step:
-            raise CheckpointError(
-                f"{run_dir}: --last {last}: step {oldest} is kept as the best, not as one of the"
-                f" newest (train.keep_last = {kept}); choose a smaller --last"
-            )
+        checkpoints = [load_step(path, description) for path in paths[:last]]
+        _require_newest(run_dir, checkpoints)
         weights = _mean_weights(checkpoints)
     except CheckpointError:
         if retries and list_checkpoints(run_dir) != paths:
             return average(run_dir, last, output, retries - 1)
         raise
+    newest = checkpoints[0]
     # The scores of the run were not measured on the averaged weights.
     progress = replace(
         newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0
@@ -74,6 +68,18 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
             described = replace(description, averaged_steps=steps, complete=True)
             write_description(folder, described)
     return output
+
+
+def _require_newest(run_dir: Path, checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuses checkpoints of different runs, and an old best one behind the newest."""
+    newest, oldest, last = checkpoints[0], checkpoints[-1].step, len(checkpoints)
+    for checkpoint in checkpoints[1:]:
+        newest.require_same_run(checkpoint)
+    if last > newest.config.train.keep_last and oldest == newest.progress.best_step:
+        raise CheckpointError(
+            f"{run_dir}: --last {last}: step {oldest} is kept as the best, not as one of the newest"
+            f" (train.keep_last = {newest.config.train.keep_last}); choose a smaller --last"
+        )
 
 
 def _mean_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, torch.Tensor]:
