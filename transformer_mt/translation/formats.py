@@ -24,14 +24,15 @@ ROWS_NAMED = 5
 """Most rows that are reported by their numbers."""
 _OTHER_ENDINGS = {"ndjson": "jsonl"}
 _AS_TEXT = "add --input-format text"
-_BREAK = r"\\N|<[bB][rR] ?/?>|&nbsp;"
-_TAG = rf"{_BREAK}|&[lr]rm;|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
+_BREAK = r"\\N|<[bB][rR] ?/?>"
+_TAG = rf"{_BREAK}|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\}}"
 """Those of HTML, WebVTT, SubStation Alpha (`{\\an8}`) and MicroDVD (`{y:i}`)."""
 _TIMES = r"^\ufeff?[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!\r*\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
 """A line of times and the lines up to an empty one, or to the next cue."""
-_END = rf"(?:{_TAG}|[^\S\n])*+(?:\n|\Z)"
-_CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|[^\S\n]|[-–—])*+)((?:(?!{_END}).)*+)({_END})")
+_BLANK = r"[^\S\n]|&nbsp;|&[lr]rm;"  # also as HTML and WebVTT write it
+_END = rf"(?:{_TAG}|{_BLANK})*+(?:\n|\Z)"
+_CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|{_BLANK}|[-–—])*+)((?:(?!{_END}).)*+)({_END})")
 """Tags and the dash of a speaker; the text; tags and the line end."""
 
 
