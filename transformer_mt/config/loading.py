@@ -41,7 +41,7 @@ def load_config(path: str | Path, overrides: Collection[str] = ()) -> Config:
     """
     path = Path(path)
     values = _read_toml(path)
-    _expand_paths(values, PATH_KEYS, [path.parent.absolute(), Path.cwd()])
+    _expand_paths(values, [path.parent.absolute(), Path.cwd()])
     for override in overrides:
         _apply_override(values, override)
     return parse_config(values, f"{path} with --set" if overrides else str(path))
@@ -159,9 +159,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
-def _expand_paths(values: dict[str, Any], keys: Iterable[str], folders: Iterable[Path]) -> None:
+def _expand_paths(values: dict[str, Any], folders: Iterable[Path]) -> None:
     """Expands paths, and replaces those that are looked for and exist by absolute paths."""
-    for key in keys:
+    for key in PATH_KEYS:
         section, name = key.split(".")
         table = values.get(section)
         if not isinstance(table, dict) or not isinstance(table.get(name), str):
@@ -184,7 +184,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override}: {section} is a value, not a section")
     table[last] = _parse_value(text.strip())
-    _expand_paths(values, PATH_KEYS, [Path.cwd()])
+    _expand_paths(values, [Path.cwd()])
 
 
 def _parse_value(text: str) -> object:

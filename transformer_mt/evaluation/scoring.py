@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from sacrebleu.metrics.base import Metric
@@ -27,6 +28,8 @@ from transformer_mt.text.languages import language_code
 _WITH_TOKENIZER = "zh", "ja", "ko"
 """Languages written without spaces, or with few, for which sacreBLEU has a tokenizer."""
 
+_MOST_UNEQUAL = 15
+"""The bound on p for so many lines is below the lowest that 10,000 exchanges can give."""
 _RESAMPLES = 1000
 """Resamples of the test set for a confidence interval, as many as sacreBLEU's program takes."""
 
@@ -164,11 +167,10 @@ def compare_scores(
     signatures, results = PairedTest(systems, named, references, test_type="ar")()
     differences = []
     for (title, signature), metric in zip(signatures.items(), metrics, strict=True):
-        # sacreBLEU counts only larger differences. Of the 2^n ways to exchange n translations, not
-        # the same to the metric, at least those that exchange none and all have an equal one.
-        statistics = metric._extract_corpus_statistics  # noqa: SLF001  # only sums are public
-        unequal = map(operator.ne, *(statistics(text, references) for _, text in systems))
-        smallest = min(1.0, 2.0 ** (1 - sum(unequal)))
+        # sacreBLEU counts only larger differences. Of the 2^n ways to exchange n translations that
+        # are not the same, at least those that exchange none and all have an equal one.
+        unequal = _count_unequal(hypotheses, baseline, references, metric)
+        smallest = min(1.0, 2.0 ** (1 - unequal))
         signature.update("bs", None)  # the resamples of confidence intervals
         old, new = cast(list[Result], results[title])
         gain = float(new.score - old.score)
@@ -177,6 +179,23 @@ def compare_scores(
         title = Score("bleu", new.score, line).title if title == "BLEU" else title
         differences.append(Difference(title, *scores, gain, p, line))
     return differences
+
+
+def _count_unequal(
+    hypotheses: Sequence[str],
+    baseline: Sequence[str],
+    references: Sequence[Sequence[str]],
+    metric: Metric,
+) -> int:
+    """Counts the lines that are not the same to a metric, up to as many as decide a p-value."""
+    statistics = metric._extract_corpus_statistics  # noqa: SLF001  # only their sums are public
+    lines = zip(hypotheses, baseline, *references, strict=True)
+    unequal = (
+        operator.ne(*(statistics([line], [[text] for text in texts]) for line in (new, old)))
+        for new, old, *texts in lines
+        if new != old
+    )
+    return sum(islice(filter(None, unequal), _MOST_UNEQUAL))
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:

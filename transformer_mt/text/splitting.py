@@ -40,7 +40,7 @@ _OPENING = "\"'„“‚‘»«‹([¿¡-–—"
 _UNSPACED_ENDS = "。｡！？।॥။។៕።፧؟"
 """No space need follow these, and they have no other meaning."""
 _POINTS = "．۔։"
-"""Nor these, which between digits belong to a number or a time."""
+"""No space need follow these either, but between digits they belong to a number or a time."""
 _KANA_HAN = "[\u3040-\u30ff\u3400-\u9fff]"
 _POSSIBLE_END = re.compile(
     rf"[{_ENDS}][^{_ENDS} ]*+ |[{_UNSPACED_ENDS}{_POINTS}].|{_KANA_HAN}[!?]."
