@@ -38,8 +38,8 @@ class EvaluationSet:
     """The raw text that translations are scored against, with one or more references."""
 
     name: str
-    """The split, files or sacreBLEU set it was read from: without folders, local text with a digest
-    of it."""
+    """The split or files that it was read from, without folders and with a digest of the text, or
+    sacreBLEU's set with its languages."""
     src: list[str] | None
     references: list[list[str]]
 
@@ -98,9 +98,8 @@ def _load_split(data: DataConfig, split: str, save: Output | None) -> Evaluation
     if save and not save.overwrites and str(save.target) in resolve_inputs(files):
         raise OutputError(f"{save.name}: is text that is scored; to replace it, add --overwrite")
     pairs = load_split(data, chosen)
-    name = f"{without_folder(data.path)}, split {split}"
-    if chosen != split or Path(data.path).is_dir():  # other text may have the same name
-        name += f" ({pairs.digest()[:8]})"
+    # Other text, or the other direction, may have the same name.
+    name = f"{without_folder(data.path)}, split {split} ({pairs.digest()[:8]})"
     _warn_of_tokenised(f"{name}, {data.src_lang}", pairs.src)
     _warn_of_tokenised(f"{name}, {data.tgt_lang}", pairs.tgt)
     return EvaluationSet(name, pairs.src, [pairs.tgt])
@@ -186,4 +185,4 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
             f"--test-set {name}: its files in {SACREBLEU_DIR} have different numbers of lines;"
             " delete its folder there, so that sacreBLEU makes them again"
         )
-    return EvaluationSet(name, sources, texts)
+    return EvaluationSet(f"{name} ({pair})", sources, texts)
