@@ -1,5 +1,7 @@
 """The mean of checkpoints."""
 
+import shutil
+
 import pytest
 import torch
 from conftest import replace_file, weights
@@ -7,7 +9,7 @@ from small_checkpoint import save_step, small_config
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
-from transformer_mt.checkpoints.layout import CONFIG, MODEL
+from transformer_mt.checkpoints.layout import CONFIG, MODEL, checkpoint_path
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import canonical_json
@@ -41,7 +43,7 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
-    with pytest.raises(CheckpointError, match="none: --last 2 needs .* there are 0; name a"):
+    with pytest.raises(CheckpointError, match="none: --last 2 needs .* there are 0; choose"):
         average(tmp_path / "none", 2, None)
     with pytest.raises(CheckpointError, match="but there are 4; "):
         average(run_dir, 9, None)
@@ -66,6 +68,18 @@ def test_the_best_is_not_one_of_the_newest(run_dir):
     with pytest.raises(CheckpointError, match=r"--last 4: step 5 is kept as the best, not as one"):
         average(run_dir, 4, None)
     assert average(run_dir, 3, None)
+
+
+def test_the_best_is_old_though_keep_last_was_raised(run_dir):
+    """Those between are gone. Sabotage: compare with train.keep_last alone."""
+    values = small_config().model_dump()
+    values["train"] |= {"keep_last": 4, "save_every": 5}
+    for path in list_checkpoints(run_dir):
+        replace_file(path, CONFIG, canonical_json(values))
+    shutil.rmtree(checkpoint_path(run_dir, 10))
+    with pytest.raises(CheckpointError, match=r"--last 3: step 5 is kept as the best, not as one"):
+        average(run_dir, 3, None)
+    assert average(run_dir, 2, None) and average(run_dir, 1, None)
 
 
 def test_the_command_warns_in_a_line(run_dir, call):

@@ -207,6 +207,19 @@ def test_the_validation_of_a_best_that_was_not_scored_has_its_own_row(corpus_dir
     assert read_rows([run], ["own*"]) == [[average]]
 
 
+def test_averages_of_any_name_are_seeds_of_one_setting(corpus_dir, tmp_path):
+    """Copied, linked, or named by `average -o`. Sabotage: look for their own names alone."""
+    paths = [tmp_path / name for name in ("averaged-2", "copy", "link")]
+    for seed, path in enumerate(paths):
+        (tmp_path / f"run-{seed}").mkdir()
+        write_score(tmp_path / f"run-{seed}", 12.0, checkpoint="averaged-2")
+        place = tmp_path / f"run-{seed}" / "averaged-2"
+        write_description(place, describe(tiny_config(corpus_dir, train__seed=seed)))
+        path.symlink_to(place) if path.name == "link" else shutil.copytree(place, path)
+    [group] = read_rows(paths)
+    assert [row["search"] for row in group] == [GREEDY] * 3
+
+
 def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):
     """It is no seed of the run."""
     exported = shutil.copytree(exported_run, tmp_path / "exported")

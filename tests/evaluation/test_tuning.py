@@ -74,7 +74,8 @@ def test_what_is_one_system(runs):
     assert _name_systems([runs[0], copied]) == ["one: ", "copy: "]
     description = replace(read_description(copied), averaged_steps=[1])
     write_description(copied, description)
-    assert _name_systems([runs[1], copied]) == ["average of steps=: ", "average of steps=1: "]
+    names = [f"averaged checkpoints={number}: " for number in ("", 1)]
+    assert _name_systems([runs[1], copied]) == names
 
 
 def test_a_mistake_shows_first(runs, call):

@@ -11,6 +11,7 @@ import pytest
 from conftest import pairs_of, refuses, write_pairs
 
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.splits import NamedSplit, SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
 from transformer_mt.text.corpus import RawPairs, load_split, open_split, read_lines
@@ -343,3 +344,17 @@ ROW = b'{"de": "a", "en": "b"}\n'
 def test_a_data_file_that_cannot_be_used(tmp_path, name, raw, message):
     (tmp_path / name).write_bytes(raw)
     refuses(DataError, message, load_split, DataConfig(path=str(tmp_path)), name)
+
+
+def test_a_file_instead_of_the_folder_of_two_files():
+    """Sabotage: look for the folder alone."""
+    split = SplitFiles(src="a.de", tgt="a.en")
+    message = "test_corpus.py: this is a file; give the folder"
+    refuses(DataError, message, load_split, DataConfig(path=__file__), split)
+
+
+def test_a_named_split_has_a_slice(tmp_path):
+    """Sabotage: leave it out."""
+    text_folder(tmp_path, b"a\nb\nc\n", b"a\nb\nc\n")
+    split = NamedSplit(name="train", slice="[1:]", weight=2)
+    assert load_split(DataConfig(path=str(tmp_path)), split).src == ["b", "c"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_config
 from simulated_cuda import SimulatedCuda
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import transformer_mt
@@ -106,6 +107,28 @@ def test_each_precision_is_used(corpus_dir, prepared):
         engine.train_step(1, [batch_from(prepared, 0)])
         sums.append(engine.read_window().loss)
     assert len(set(sums)) == 3 and sums == pytest.approx([sums[0]] * 3, rel=0.01)
+
+
+class Products(TorchDispatchMode):
+    """Collects the types in which products of batches are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.bmm.default:
+            self.dtypes.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_gradients_of_attention_are_computed_in_float32(corpus_dir, prepared):
+    """Sabotage: compute the gradients within autocast."""
+    config = tiny_config(corpus_dir, model__attention_dropout=0.1)
+    engine = build_engine(config, prepared, "bf16")
+    with Products() as products:
+        engine.add_gradients(1, [batch_from(prepared, 0)], 1)
+    assert products.dtypes == {torch.float32}
 
 
 def test_a_scaler_that_finds_its_scale_skips_no_step(corpus_dir, prepared, monkeypatch):

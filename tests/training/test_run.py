@@ -52,7 +52,7 @@ def run_dir(first, tmp_path) -> Path:
 def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
     """Nor does an average, which has a run.json, too. Sabotage: read the missing config.toml."""
     (tmp_path / "run.json").write_text("{}")
-    message = f"{tmp_path}: a run of an earlier version; name its configuration file"
+    message = f"{tmp_path}: has no config.toml; name its configuration file"
     assert_one_error(call("train", tmp_path), message)
     (tmp_path / "manifest.json").write_text("{}")
     message = f"{tmp_path}: is a checkpoint; name its run, or a configuration with train.init_from"

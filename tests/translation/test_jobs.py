@@ -288,6 +288,20 @@ def test_the_translation_of_another_input_is_not_replaced(translate):
     assert translate("-i", "post", "--output-dir", "out").code == 0
 
 
+def test_a_link_to_the_newest_inputs(translate):
+    """It leads elsewhere the next night; another way to a file is the same input.
+
+    Sabotage: record where the link leads; compare names alone.
+    """
+    for night, line in (("monday", LINES[0]), ("tuesday", LINES[1])):
+        write(f"{night}/a.de", line)
+        Path("newest").unlink(missing_ok=True)
+        Path("newest").symlink_to(night)
+        assert "1 translated" in translate("-i", "newest", "--output-dir", "out").err
+    write("tuesday/a.de", LINES[2])
+    assert "1 translated" in translate("-i", "tuesday", "--output-dir", "out").err
+
+
 def test_a_tree_of_several_formats(translate, monkeypatch):
     """Only tables have a column; JSON names the file, so a renamed one is translated again."""
     write("in/a.de", "a")
@@ -307,7 +321,7 @@ def test_a_tree_of_several_formats(translate, monkeypatch):
 
 
 def test_the_summary_replaces_only_a_summary(translate, texts):
-    """Not a file that a shell's pattern or a slip named; it is there from the start."""
+    """Or an empty file, as mktemp makes, but none that a pattern or a slip named."""
     source = Path("in/a/x.de").read_text()
     for words in (
         ["--output-dir", "out", "--summary", "in/a/x.de", "in/b/x.de"],
@@ -318,6 +332,7 @@ def test_the_summary_replaces_only_a_summary(translate, texts):
         done = translate(*words)
         assert (done.code, done.out) == (2, b"") and "; name another" in done.err, done.err
         assert Path("in/a/x.de").read_text() == source and not Path("x").exists()
+    Path("s.gz").touch()
     for _ in range(2):
         assert translate("-i", "in/b/x.de", "-o", "x", "--summary", "s.gz").code == 0
         assert translate("-i", "in", "--output-dir", "in", "--summary", "in/s").code == 0

@@ -65,6 +65,7 @@ MISTAKES = [
     (["--files-from", "nope", "--output-dir", "out"], "nope: no such file"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: is a file; name a folder"),
     (["folder"], "folder: is a directory; add --output-dir to "),
+    (["--input", "in.de", "--output", "x.en.bz2"], "x.en.bz2: bzip2 is not supported; choose .gz"),
     (["run"], "translate takes one run: add --ensemble "),
 ]
 

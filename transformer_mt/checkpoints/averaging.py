@@ -37,8 +37,8 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
     paths = list_checkpoints(run_dir)
     if len(paths) < last:
         raise CheckpointError(
-            f"{run_dir}: --last {last} needs {last} checkpoints, but there are {len(paths)}; name a"
-            " run directory, choose a smaller --last, or raise train.keep_last and train on"
+            f"{run_dir}: --last {last} needs {last} checkpoints, but there are {len(paths)};"
+            " choose another run or a smaller --last, or raise train.keep_last and train on"
         )
     output = output or run_dir / f"averaged-{last}"
     if os.path.lexists(output):
@@ -75,10 +75,13 @@ def _require_newest(run_dir: Path, checkpoints: Sequence[Checkpoint]) -> None:
     newest, oldest, last = checkpoints[0], checkpoints[-1].step, len(checkpoints)
     for checkpoint in checkpoints[1:]:
         newest.require_same_run(checkpoint)
-    if last > newest.config.train.keep_last and oldest == newest.progress.best_step:
+    train, before = newest.config.train, checkpoints[-2:][0].step
+    # Checkpoints between them were deleted, maybe before keep_last was raised.
+    is_apart = last > train.keep_last or before - oldest > train.save_every
+    if is_apart and oldest == newest.progress.best_step:
         raise CheckpointError(
             f"{run_dir}: --last {last}: step {oldest} is kept as the best, not as one of the newest"
-            f" (train.keep_last = {newest.config.train.keep_last}); choose a smaller --last"
+            f" (train.keep_last = {train.keep_last}); choose a smaller --last"
         )
 
 

@@ -45,7 +45,7 @@ def find_config(config: Path, run_dir: Path | None) -> tuple[Path, Path]:
             f"{config}: is a checkpoint; name its run, or a configuration with train.init_from"
         )
     if (config / RUN_FILE).exists() and not (config / RUN_CONFIG).exists():
-        raise CheckpointError(f"{config}: a run of an earlier version; name its configuration file")
+        raise CheckpointError(f"{config}: has no {RUN_CONFIG}; name its configuration file")
     if config.is_dir():
         return config / RUN_CONFIG, run_dir or config
     is_of_run = config.name == RUN_CONFIG and (config.parent / RUN_FILE).exists()

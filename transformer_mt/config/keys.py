@@ -81,9 +81,9 @@ class VocabConfig(Section):
     max_words: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 1_000_000
     """Number of most frequent words that SentencePiece learns from; bounds its memory."""
     path: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
-    """An existing SentencePiece model, whatever the ids of its special pieces, or a folder with
-    src.model and tgt.model, to use instead of learning one; kind, size and max_words are then
-    ignored."""
+    """An existing SentencePiece model, whatever the ids of its special pieces, or a checkpoint or
+    another folder with src.model and tgt.model, to use instead of learning one; kind, size and
+    max_words are then ignored."""
     symbols: Annotated[list[str], OnChange.SHAPES_CORPUS] = []
     """Words such as "<bt>" that are always one piece and never in a translation; a model at
     `vocab.path` must have them as user-defined symbols. Not for kind `word`."""

@@ -86,12 +86,12 @@ class SplitColumns(SplitTable):
 
 
 class NamedSplit(SplitTable):
-    """A split by its name, with a weight."""
+    """A split by its name; other keys are as in `SplitFiles`."""
 
     name: Annotated[str, Field(min_length=1)]
-    """What would be written without a weight, such as "train" or "memory.tmx"."""
+    """What would be written without other keys, such as "train" or "memory.tmx"."""
+    slice: Slice | None = None
     weight: Weight = 1
-    """As in `SplitFiles`."""
 
 
 _BY_KIND = Discriminator(

@@ -39,10 +39,10 @@ _DIGESTS = {
     "started from": "init_digest",
 }
 """Columns with digests, by their keys in the description of a run."""
-_AVERAGED = "average of steps"
+_AVERAGED = "averaged checkpoints"
 _SETTINGS = (*DEFAULTS, *_SOURCES, *_DIGESTS, _AVERAGED)
 """Columns that tell runs apart: the keys, the digests of the program's source and of what a run was
-trained on, and the checkpoints of an average."""
+trained on, and the number of checkpoints of an average."""
 UNFINISHED, _SEARCH, _SCORE, _SIGNATURES = "unfinished", "search", "score", "signatures"
 _TEXT_COLUMNS = ("run", *_SETTINGS, UNFINISHED, _SEARCH, _SCORE)
 _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0, "df": 0, "p": 4}
@@ -118,7 +118,8 @@ def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
         row |= {"steps": metrics.end("step"), "minutes": metrics.end("minutes")}
     if speeds := metrics.finite("train", "tokens_per_second"):
         row["tokens/s"] = statistics.median(speeds)
-    best_checkpoint = path.name  # an exported model has no other
+    # An average or an exported model, which may have been renamed, has no other.
+    best_checkpoint = path.name if (path / METRICS).is_file() else None
     if best := metrics.best_validation(row.get("valid.metric", "bleu")):
         average, weights = (" (average)", " (weights)") if "ema_bleu" in best else ("", "")
         titles = {f"{VALIDATION}: BLEU{average}": best.get("ema_bleu", best["bleu"])}
@@ -140,14 +141,15 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     row["vocab.size"], row["vocab.kind"] = max(vocabulary.src, vocabulary.tgt), vocabulary.kind
     row |= {name: description.environment.get(name, "")[:8] for name in _SOURCES}
     row |= {name: description.digests[key][:8] for name, key in _DIGESTS.items()}
-    row[_AVERAGED] = ", ".join(map(str, description.averaged_steps))
+    # Not which, since seeds may have stopped at different steps.
+    row[_AVERAGED] = str(len(description.averaged_steps) or "")
     if not description.complete:
         step, last = metrics.end("step"), description.config.train.max_steps
         row[UNFINISHED] = f"step {step:,.0f} of {last:,}"
     return {**row, "parameters": description.parameters}
 
 
-def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> list[Row]:
+def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str]) -> list[Row]:
     """Adds the scores on test sets: a row for each setting of search.
 
     A row without them comes first if nothing else would show the run, or the validation of its
@@ -159,7 +161,7 @@ def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> l
     is_shown = not validation  # which a row of the best shows, too
     for record in read_evaluations(path):
         # The score of another checkpoint must not be taken for that of the best.
-        is_best = record.checkpoint == best
+        is_best = best in (None, record.checkpoint)
         search = f"{record.search}{'' if is_best else f', {record.checkpoint}'}"
         for score in record.scores:
             title = f"{record.test_set}: {score.full_title}"

@@ -110,7 +110,7 @@ class OutputRecord:
             return True
         other = os.path.join(self._folder, os.fsdecode(unquote_to_bytes(present.source)))
         is_known = present.source and output.source
-        if is_known and os.path.normpath(other) != output.source and os.path.exists(other):
+        if is_known and os.path.exists(other) and not os.path.samefile(other, output.source):
             raise OutputError(
                 f"{output.name}: is the translation of {os.path.normpath(other)}; name another"
                 " --output-dir, or add --overwrite to replace it"

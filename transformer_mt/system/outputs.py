@@ -46,7 +46,7 @@ class Output:
         suffix: Compression suffix of its name, such as `.gz`, or an empty string.
         descriptor: Descriptor to write to, if the process inherited it; else None.
         overwrites: Whether it may replace an input.
-        source: The only input that it is made from, if that is known, with links resolved.
+        source: The absolute path of the only input that it is made from, if that is known.
     """
 
     name: str
@@ -101,11 +101,14 @@ def check_output(
         overwrite: Whether it may be one of them.
 
     Raises:
-        OutputError: If it is a directory or an input, its folder is missing, or it is not writable.
+        OutputError: If it is a directory or an input, its folder is missing, it is not writable, or
+            it would need bzip2.
     """
     if path is None or str(path) == "-":
         return _check_descriptor(Output("stdout", descriptor=1), inputs)
     name, suffix = str(path), compression_suffix(path)
+    if path.suffix.lower() == ".bz2":
+        raise OutputError(f"{path}: bzip2 is not supported; choose .gz, .xz or .zst")
     # Opening or replacing such a path would truncate the file that the shell opened.
     if match := _DESCRIPTOR.fullmatch(_STANDARD.get(name, name)):
         with naming_output(path):

@@ -130,7 +130,7 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
     """Chooses the reader by what `data.path` and the split refer to."""
     folder = Path(config.path)
     if isinstance(split, NamedSplit):
-        return replace(_open_one(config, split.name), weight=split.weight)
+        return replace(_open_one(config, split.name + (split.slice or "")), weight=split.weight)
     if isinstance(split, str):
         return _open_name(config, folder, expand_path(split))
     columns: Columns = {}
@@ -168,10 +168,8 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
     if is_tmx(path := folder / name):
         read = partial(read_tmx, path, config.src_lang, config.tgt_lang)
         return _open_files(config, [path], read, part)
-    if folder.is_file():
-        raise DataError(f"data.path = {config.path}: this is a file; give the folder that holds it")
     if not folder.is_dir():
-        if not _HUB_ID.fullmatch(config.path):
+        if folder.is_file() or not _HUB_ID.fullmatch(config.path):
             raise _missing_folder(config)
         return _open_hub(config, split)
     if data_suffix(name):
@@ -237,6 +235,10 @@ def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[
 
 
 def _missing_folder(config: DataConfig) -> DataError:
+    if Path(config.path).is_file():
+        return DataError(
+            f"data.path = {config.path}: this is a file; give the folder that holds it"
+        )
     searched = searched_folders(config.path)
     hint = "" if "/" in config.path else "; a data set of the hub has an owner, such as wmt/wmt16"
     return DataError(

@@ -315,7 +315,7 @@ class LineSplitter:
     def _shorten(self, text: str, ids: list[int]) -> list[Part]:
         """Splits a text that is longer than usual; an empty one has no parts."""
         if self.copies_wordless and ids and not has_words(text):
-            return [re.sub(r"[\n\r\t]", " ", text.rstrip("\r"))]
+            return [re.sub(r"[\n\r\t]", " ", text.rstrip("\r\n"))]
         if len(ids) <= self.usual_length:
             return [ids] if ids else []
         sentences = self._join(split_sentences(self._model.fold(text), self._language))

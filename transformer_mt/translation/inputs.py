@@ -121,7 +121,8 @@ def plan_folder(
             name = options.output_dir / each.name.parent / output_name(each.name, *languages)
             with naming_output(name.parent):
                 name.parent.mkdir(parents=True, exist_ok=True)
-            output = replace(check_output(name, inputs), source=source)
+            # As it was named: a link may lead to newer text tomorrow.
+            output = replace(check_output(name, inputs), source=os.path.abspath(each.path))
             pair = FilePair(each.path, output, each.skips_binary)
             other = pairs.setdefault(str(pair.output.target or name), pair)
             if other is not pair and os.path.realpath(other.name) != source:

@@ -163,7 +163,7 @@ def check_summary(files: FileOptions) -> Output | None:
         translation = check_output(files.output)
         if place == (translation.target, translation.descriptor):
             raise OutputError(f"{output.name}: is also the --output; name another --summary")
-    if output.target and output.target.is_file():
+    if output.target and output.target.is_file() and output.target.stat().st_size:
         with suppress(OSError, ValueError, TypeError, DataError):
             with open_input(output.target) as file:  # which may be compressed
                 content = b"".join(read_blocks(file, output.name))
