@@ -48,6 +48,7 @@ from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
+from transformer_mt.training.validation import Validator
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
@@ -271,6 +272,12 @@ def untrained_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     steps = {"train__max_steps": 1, "train__save_every": 1}
     train(tiny_config(corpus_dir, data__train="train[:600]", **steps), run_dir)
     return run_dir
+
+
+@pytest.fixture
+def untranslated(monkeypatch) -> None:
+    """Validates without translating: a model of a few steps writes each line to its limit."""
+    monkeypatch.setattr(Validator, "_translate", lambda self, *_: ([""] * len(self._pairs), 0.0))
 
 
 @pytest.fixture(scope="session")

@@ -131,8 +131,7 @@ def test_the_sdist_and_its_wheel_are_complete(tmp_path):
     source = tmp_path / name.removesuffix(".tar.gz")
     tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     assert not [path for path in tracked if not (source / path).exists()]
-    run("-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
-    [wheel] = tmp_path.glob("*.whl")
+    wheel = tmp_path / run("-c", BUILD.format("wheel"), tmp_path, cwd=source).split()[-1]
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {path for path in (ROOT / "transformer_mt").rglob("*") if path.suffix == ".py"}
     expected = {path.relative_to(ROOT).as_posix() for path in sources}

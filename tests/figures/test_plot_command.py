@@ -33,7 +33,7 @@ def texts_in(svg: Path) -> set[str]:
 def test_every_command_writes_its_file(untrained_run, tmp_path, monkeypatch, call, file):
     """The path on stdout, nothing on stderr, without pyplot, which would look for a display."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    commands = {"training": ["training", write_run(tmp_path / "run")]}
+    commands = {"training": ["training", write_run(tmp_path / "run"), "--panel", "loss"]}
     commands["attention"] = ["attention", untrained_run, "ab cd", "--heads", "--quiet"]
     path = tmp_path / file
     assert call("plot", *commands[path.stem], "-o", path) == (0, f"{path}\n".encode(), "")
@@ -60,7 +60,7 @@ def test_what_to_draw(untrained_run, tmp_path, call):
     shown = {"minutes of training", "Learning rate", "Training loss, label-smoothed", "both"}
     assert shown | {"one", "two"} <= texts_in(path) and "Speed" not in texts_in(path)
     assert_one_error(call(*training, "--label", "one"), "2 curves need as many --label; 1 given")
-    call(*training, "--mean")  # of a run that is named twice
+    call(*training, "--mean", "--panel", "loss")  # of a run that is named twice
     assert "run" in texts_in(path) and "one" not in texts_in(path)
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from conftest import copy_lines
+from launch import FAULTY
 
 ROOT = Path(__file__).parents[2]
-SMALL, LARGE = 4_400, 4_800
-"""Lines of small files, which are two groups, and of a large one, which are three chunks."""
+CHUNK, SMALL, LARGE = 512, 800, 1_500
+"""Lines of a chunk, of small files, which are two groups, and of a large one: three chunks."""
 
 
 def make_texts(folder: Path) -> None:
@@ -50,7 +51,7 @@ def start(folder: Path, run: Path, out: Path) -> subprocess.Popen[str]:
     page = (ROOT / "docs" / "translating.md").read_text("utf-8")
     script = re.findall(r"```bash\n(cd .*?)```", page, re.DOTALL)[0]
     program = folder.parent / "transformer-mt"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m transformer_mt "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAULTY} chunks 0 {CHUNK} "$@"\n')
     program.chmod(0o755)
     paths = {"TEXTS": folder, "RUN": run, "OUT": out, "PYTHONPATH": ROOT}
     path = os.pathsep.join([str(folder.parent), os.environ["PATH"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import equal, tiny_config, weights
+from conftest import copy_lines, equal, tiny_config, weights, write_pairs
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
@@ -16,6 +16,8 @@ from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
 from transformer_mt.text.epoch_pairs import EpochPairs
 from transformer_mt.training.run import build_trainer, train
+
+pytestmark = pytest.mark.usefixtures("untranslated")
 
 SHORT = {"data__train": "train[:150]", "train__max_steps": 14}
 """An epoch of a few steps."""
@@ -91,10 +93,12 @@ def test_a_run_that_ends_among_reversed_pairs_is_told(corpus_dir, tmp_path, capl
 
 
 @pytest.mark.parametrize("reversing", [0, 9])
-def test_half_of_the_pairs_are_joined(corpus_dir, tmp_path, reversing):
+def test_half_of_the_pairs_are_joined(tmp_path, reversing):
     """Others in the next epoch. Sabotage: join a pair with a reversed one; ignore the length."""
-    recipe = {"vocab__sampling": 0.0, "train__bidirectional_epochs": reversing}
-    config = tiny_config(corpus_dir, **recipe, data__max_length=40, train__join_pairs=True)
+    for seed, split in enumerate(("train", "validation")):  # a reversed pair differs from the pair
+        write_pairs(tmp_path, split, [(line, line[::-1]) for line in copy_lines(600, seed)])
+    recipe = {"train__bidirectional_epochs": reversing, "train__join_pairs": True}
+    config = tiny_config(tmp_path, **recipe, data__max_length=40)
     trainer, joined = build_trainer(config, tmp_path / "run"), []
     plain = trainer.corpus.pairs
 

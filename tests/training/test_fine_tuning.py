@@ -20,6 +20,7 @@ from transformer_mt.translation.translation_model import build_translation_model
 __all__ = ["first"]  # a fixture
 
 
+@pytest.mark.usefixtures("untranslated")
 def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, caplog):
     """Lines are split by all text that the weights have seen. Sabotage: by its own text."""
     origin = shutil.copytree(first, tmp_path / "origin")
@@ -126,6 +127,7 @@ def test_text_is_prepared_with_the_vocabulary_of_training(corpus_dir, first, tmp
         assert done.code == 0
 
 
+@pytest.mark.usefixtures("untranslated")
 def test_a_vocabulary_may_have_fewer_characters_than_configured(corpus_dir, tmp_path):
     """So the configured size of its run, or its own, suit it; a smaller one does not."""
     chars = partial(small_config, corpus_dir, vocab__kind="char", train__max_steps=0)

@@ -27,7 +27,9 @@ def test_steps_until_each_limit():
     assert 0 in steps_left(config_of({"max_minutes": 1.0}), PROGRESS, 60.0, 0.0, 11).values()
 
 
-def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch, capsys):
+def test_loss_is_shown_from_the_first_step_on(
+    corpus_dir, tmp_path, monkeypatch, capsys, untranslated
+):
     """Long before log_every, and what is shown is not recorded and changes nothing recorded."""
     config = tiny_config(corpus_dir, train__log_every=6, train__max_steps=14)
     show_messages()

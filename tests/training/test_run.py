@@ -31,6 +31,8 @@ from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.run import build_trainer, require_writable, train
 from transformer_mt.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("untranslated")
+
 
 def small_config(corpus_dir, **changes):
     return tiny_config(corpus_dir, **{"valid__every": 1000, "train__max_steps": 8, **changes})

@@ -51,6 +51,7 @@ def assert_documented(run_dir: Path) -> None:
         assert sorted(record.keys() - {"kind"}) == sorted(fields)
 
 
+@pytest.mark.usefixtures("untranslated")
 def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, monkeypatch):
     """Steps that were taken again appear once."""
     changes = {"train__tensorboard": True, "train__max_steps": 11, "train__ema_decay": 0.9}

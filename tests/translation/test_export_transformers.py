@@ -93,11 +93,12 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
     of_beam = {"beam_size": 4, "length_penalty": 0.0}
     searches = {"": {}, f", {beam}": of_beam, f", {beam.replace('True', 'False')}": of_beam}
     for search, options in searches.items():
-        texts: list[str] = []
-        for first in range(0, count, 500):
-            names = {"lines": lines[first : first + 500], "texts": texts}
+        differs, texts = search.endswith("False"), list[str]()
+        text = lines[:200] if differs else lines  # few lines show that some differ
+        for first in range(0, len(text), 500):
+            names = {"lines": text[first : first + 500], "texts": texts}
             exec(code.replace("=limit", f"=limit{search}"), names)
-        assert (texts == ours.translate(lines, **options)) != search.endswith("False")
+        assert (texts == ours.translate(text, **options)) != differs
     limits = names["model"].generation_config.max_new_tokens, names["tokenizer"].model_max_length
     assert limits == (74, 1072)
     options = json.loads(Path("tokenizer_config.json").read_text())

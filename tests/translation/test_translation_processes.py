@@ -17,7 +17,7 @@ import pytest
 from conftest import copy_lines, run_program
 from launch import ENVIRONMENT, FAULTY, children, exit_codes, messages, together, with_chunks_of
 
-CHUNK, LONG_CHUNK, KILLS = 16, 500, 2
+CHUNK, LONG_CHUNK, KILLS = 16, 250, 2
 
 
 def alone(*arguments: object, chunk: int = CHUNK) -> subprocess.CompletedProcess[bytes]:
