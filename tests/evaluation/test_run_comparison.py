@@ -16,6 +16,7 @@ from transformer_mt.checkpoints.evaluations import Score, SearchSetting, write_e
 from transformer_mt.checkpoints.layout import checkpoint_digest
 from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.evaluation.run_comparison import format_rows, read_rows
+from transformer_mt.system.manifest import MANIFEST
 
 BLEU, PERPLEXITY = "validation: BLEU (average)", "validation: perplexity (weights)"
 COLUMNS = ["parameters", "steps", "minutes", "tokens/s", BLEU, PERPLEXITY]
@@ -215,9 +216,18 @@ def test_averages_of_any_name_are_seeds_of_one_setting(corpus_dir, tmp_path):
         write_score(tmp_path / f"run-{seed}", 12.0, checkpoint="averaged-2")
         place = tmp_path / f"run-{seed}" / "averaged-2"
         write_description(place, describe(tiny_config(corpus_dir, train__seed=seed)))
+        (place / MANIFEST).touch()
         path.symlink_to(place) if path.name == "link" else shutil.copytree(place, path)
     [group] = read_rows(paths)
     assert [row["search"] for row in group] == [GREEDY] * 3
+
+
+def test_a_run_without_metrics_has_no_best_checkpoint(corpus_dir, tmp_path):
+    """Sabotage: take each of its checkpoints for the best."""
+    run = write_run(tmp_path / "run", corpus_dir, 12.0)
+    (run / "metrics.jsonl").unlink()
+    searches = {row.get("search") for group in read_rows([run]) for row in group}
+    assert searches == {f"{GREEDY}, step-00000020", f"{BEAM}, step-00000020"}
 
 
 def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):

@@ -24,6 +24,7 @@ from transformer_mt.config.loading import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.paired_test import paired_t_test
 from transformer_mt.system.console import escape_controls, logger
+from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.version import SOURCE_PACKAGES
 
 Row = dict[str, Any]
@@ -119,7 +120,7 @@ def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
     if speeds := metrics.finite("train", "tokens_per_second"):
         row["tokens/s"] = statistics.median(speeds)
     # An average or an exported model, which may have been renamed, has no other.
-    best_checkpoint = path.name if (path / METRICS).is_file() else None
+    best_checkpoint = None if (path / MANIFEST).is_file() else path.name
     if best := metrics.best_validation(row.get("valid.metric", "bleu")):
         average, weights = (" (average)", " (weights)") if "ema_bleu" in best else ("", "")
         titles = {f"{VALIDATION}: BLEU{average}": best.get("ema_bleu", best["bleu"])}
