@@ -67,7 +67,7 @@ def results(out: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_nightly_job(copy_run, tmp_path):
-    """Sabotage: let an error of one file end the job; record files after they are written."""
+    """Sabotage: let an error of one file end the job."""
     texts, out, expected = tmp_path / "texts", tmp_path / "out", tmp_path / "expected"
     make_texts(texts)
     job = start(texts, copy_run, expected)

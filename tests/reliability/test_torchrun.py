@@ -19,8 +19,13 @@ from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow
 
-STEPS = 450
-STOPS = [(50, signal.SIGTERM, True), (200, signal.SIGINT, True), (350, signal.SIGKILL, False)]
+STEPS = 600
+STOPS = [
+    (50, signal.SIGTERM, True),
+    (200, signal.SIGINT, True),
+    (350, signal.SIGKILL, True),
+    (500, signal.SIGKILL, False),
+]
 """A step, what the launcher is then sent, and whether its messages are read. Far apart: a fast run
 logs further steps before it has stopped, and the next one must not find its own step there."""
 KILLS = 2

@@ -300,6 +300,13 @@ def test_a_link_to_the_newest_inputs(translate):
         assert "1 translated" in translate("-i", "newest", "--output-dir", "out").err
     write("tuesday/a.de", LINES[2])
     assert "1 translated" in translate("-i", "tuesday", "--output-dir", "out").err
+    # What `..` leads to from a link is another file than that of this name.
+    write("deep/b.de", LINES[0])
+    write("b.de", LINES[1])
+    (Path("deep") / "inner").mkdir()
+    Path("link").symlink_to("deep/inner")
+    assert translate("-i", "b.de", "--output-dir", "out").code == 0
+    assert "is the translation of " in translate("-i", "link/../b.de", "--output-dir", "out").err
 
 
 def test_a_tree_of_several_formats(translate, monkeypatch):

@@ -75,10 +75,10 @@ def _require_newest(run_dir: Path, checkpoints: Sequence[Checkpoint]) -> None:
     newest, oldest, last = checkpoints[0], checkpoints[-1].step, len(checkpoints)
     for checkpoint in checkpoints[1:]:
         newest.require_same_run(checkpoint)
-    train, before = newest.config.train, checkpoints[-2:][0].step
-    # Checkpoints between them were deleted, maybe before keep_last was raised.
-    is_apart = last > train.keep_last or before - oldest > train.save_every
-    if is_apart and oldest == newest.progress.best_step:
+    train, gap = newest.config.train, checkpoints[-2].step - oldest if last > 1 else 0
+    # In a larger gap, checkpoints were deleted before keep_last was raised.
+    is_old = last > train.keep_last or gap > train.save_every
+    if is_old and oldest == newest.progress.best_step:
         raise CheckpointError(
             f"{run_dir}: --last {last}: step {oldest} is kept as the best, not as one of the newest"
             f" (train.keep_last = {train.keep_last}); choose a smaller --last"

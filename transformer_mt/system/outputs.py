@@ -102,7 +102,7 @@ def check_output(
 
     Raises:
         OutputError: If it is a directory or an input, its folder is missing, it is not writable, or
-            it would need bzip2.
+            its name ends in .bz2.
     """
     if path is None or str(path) == "-":
         return _check_descriptor(Output("stdout", descriptor=1), inputs)

@@ -168,7 +168,7 @@ class Engine:
             with self._autocast(), seeded_dropout(self.device, seed):
                 loss, nll = self._loss(batch.to(self.device))
                 raise_if_cancelled()
-            # Outside of autocast, which would compute the gradients of float32 products in bf16.
+            # A CPU's autocast would compute the gradients of attention's float32 products in bf16.
             gradients = torch.autograd.grad(loss * scale, list(self.model.parameters()))
             return torch.stack((loss.detach(), nll)), gradients
 

@@ -121,8 +121,10 @@ def plan_folder(
             name = options.output_dir / each.name.parent / output_name(each.name, *languages)
             with naming_output(name.parent):
                 name.parent.mkdir(parents=True, exist_ok=True)
-            # As it was named: a link may lead to newer text tomorrow.
-            output = replace(check_output(name, inputs), source=os.path.abspath(each.path))
+            # As it was named, since a link may lead to newer text tomorrow; but what precedes ".."
+            # may be a link, too.
+            named = source if ".." in each.path.parts else os.path.abspath(each.path)
+            output = replace(check_output(name, inputs), source=named)
             pair = FilePair(each.path, output, each.skips_binary)
             other = pairs.setdefault(str(pair.output.target or name), pair)
             if other is not pair and os.path.realpath(other.name) != source:

@@ -150,7 +150,7 @@ def written_summary(output: Output | None) -> Iterator[Summary]:
 
 
 def check_summary(files: FileOptions) -> Output | None:
-    """Checks where the summary is to be written: nothing but an earlier one is replaced.
+    """Checks where the summary is to be written: it replaces only an earlier one, or an empty file.
 
     Raises:
         OutputError: If it cannot be written there, or would replace something else.
