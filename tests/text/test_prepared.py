@@ -18,7 +18,8 @@ from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text import prepared as prepared_module
-from transformer_mt.text.prepared import _fingerprint, prepare
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.prepared import _fingerprint, prepare, warn_of_trained_pairs
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 
@@ -254,6 +255,22 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
         longest = max(longest, *map(len, ids))
     assert prepared.report.longest == longest
     assert (prepared.report.pairs, prepared.report.kept) == (len(pairs), len(kept))
+
+
+def test_pairs_that_are_trained_on_are_counted(folder, caplog, prepared):
+    """Whole pairs; those of which a side differs, or the pieces have another order, do not count.
+
+    Sabotage: compare sources alone, or only the sums of ids.
+    """
+    write_pairs(folder, "train", [("ab cd", "ef"), ("ab", "g h"), ("ab", "g h"), ("d", "ij")])
+    corpus = prepare(tiny_config(folder), prepared.vocab)
+    others = [("ab cd", "ij"), ("cd ab", "ef"), ("", "ef"), ("ab cd", ""), ("", "ab " * 9_999)]
+    new = [(f"{line} {line}", line) for line in "abcdefghij" * 20]
+    texts = RawPairs(*map(list, zip(("ab", "g h"), ("d ", "ij"), *others, *new, strict=True)))
+    warn_of_trained_pairs("it", texts, corpus)
+    assert not caplog.messages  # two of 207
+    warn_of_trained_pairs("it", RawPairs(texts.src[:199], texts.tgt[:199]), corpus)
+    assert caplog.messages[0].startswith("it: 2 of 199 pairs are also training pairs, so ")
 
 
 def test_targets_with_a_symbol_are_refused(folder, caplog):

@@ -32,10 +32,10 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError, Outpu
 from transformer_mt.system.console import ProgressBar, logger
 from transformer_mt.system.files import atomic_directory, canonical_json, locked, read_json, sha256
 from transformer_mt.system.manifest import verify_manifest, write_manifest
-from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
+from transformer_mt.text.batching import EncodedLines, EncodedPairs, encode_pairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
 from transformer_mt.text.cleaning import CLEANING_VERSION, describe_dropped, reason_to_drop_pieces
-from transformer_mt.text.corpus import CorpusSplit, open_split
+from transformer_mt.text.corpus import CorpusSplit, RawPairs, open_split
 from transformer_mt.text.corpus_report import CorpusReport, IdType
 from transformer_mt.text.splitting import (
     SourceStatistics,
@@ -52,6 +52,8 @@ _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once."""
 _MANY_UNKNOWN = 0.01
 """Share of unknown and byte pieces of a side above which there is a warning."""
+_MANY_TRAINED = 0.01
+"""Share of the pairs of a text that are also training pairs above which there is a warning."""
 
 
 @dataclass(frozen=True)
@@ -335,3 +337,28 @@ def _warn_of_unknown_pieces(corpus: PreparedCorpus) -> None:
                 " if vocab.path or train.init_from is set, leave it out to learn a vocabulary from"
                 " this text"
             )
+
+
+def warn_of_trained_pairs(name: str, raw: RawPairs, corpus: PreparedCorpus) -> None:
+    """Warns of a text, named for people, of which many pairs are also training pairs."""
+    known = _count_common(encode_pairs(raw.src, raw.tgt, corpus.vocab), corpus.pairs)
+    if known > _MANY_TRAINED * len(raw):
+        logger.warning(
+            f"{name}: {known:,} of {len(raw):,} pairs are also training pairs, so its scores are"
+            " too high; remove them from this text or from the training text"
+        )
+
+
+def _count_common(pairs: EncodedPairs, trained: EncodedPairs) -> int:
+    """Counts the pairs that are also training pairs; one with an empty side never is."""
+    rows = [(pairs.src[i].tolist(), pairs.tgt[i].tolist()) for i in range(len(pairs))]
+    # The sums of ids are quick to compare, and few other pairs have the same.
+    src_sums, tgt_sums = np.array([(sum(src), sum(tgt)) for src, tgt in rows]).T
+    trained_src_sums, trained_tgt_sums = (
+        np.add.reduceat(lines.ids, lines.offsets[:-1], dtype=np.int64)
+        for lines in (trained.src, trained.tgt)
+    )
+    is_alike = np.isin(trained_src_sums << 32 | trained_tgt_sums, src_sums << 32 | tgt_sums)
+    alike: list[int] = np.flatnonzero(is_alike).tolist()
+    known = {(*trained.src[i].tolist(), -1, *trained.tgt[i].tolist()) for i in alike}
+    return sum((*src, -1, *tgt) in known for src, tgt in rows)

@@ -26,7 +26,7 @@ from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import RawPairs, load_split
-from transformer_mt.text.prepared import prepare
+from transformer_mt.text.prepared import prepare, warn_of_trained_pairs
 from transformer_mt.text.trained_here import readable_corpus, remember_text
 from transformer_mt.training.description import compare_with, describe_run, log_start
 from transformer_mt.training.engine import Engine
@@ -164,6 +164,7 @@ def build_trainer(
     origin = checkpoint or initial
     corpus = prepare(config, origin.vocab if origin else None, scratch)
     corpus = replace(corpus, known_sources=origin.sources if origin else None)
+    warn_of_trained_pairs(name, valid, corpus)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
