@@ -181,6 +181,10 @@ def test_each_speaker_of_a_cue_has_a_text():
     cue = f"{times}ab cd\nef?\n- gh\n\n{times}- a\nb\n- c\n"
     new = f"{times}AB CD\nEF?\n- GH\n\n{times}- A\nB\n- C\n"
     assert translated("srt", cue.encode()).decode() == new
+    cue = f"{times}\u202b- ab.\u202c\n\u202b<i>\u200f- cd?</i>\u202c\n"  # as in Arabic and Hebrew
+    assert translated("srt", cue.encode()).decode() == f"{times}- AB.\n<i>- CD?</i>\n"
+    cue = f"{times}\u2010 ab\n\u2010 cd ef\n\n{times}\uff0da\n\uff0db c\n"
+    assert translated("srt", cue.encode()).decode() == cue.upper()
     cue = f"{times}- a\nb\n"  # a single word is its first line
     assert translated("srt", cue.encode(), translate=lambda _: "c").decode() == f"{times}- c\n"
 

@@ -37,7 +37,7 @@ _ENDS = ".!?…‼⁇⁈⁉"
 _AFTER_END = re.compile(r"(?:\[\w{1,4}\]|</\w{1,9}>|[⁰¹²³⁴-⁹]|[^\w,;:\-–—/&+=%])*+")
 """What may be attached to the end of a sentence: quotes, brackets, notes, tags, smileys."""
 _OPENING = "\"'„“‚‘»«‹([¿¡-–—"
-_UNSPACED_ENDS = "。｡！？।॥။។៕።፧؟"
+_UNSPACED_ENDS = "。｡！？।॥။។៕።፧؟᠃᱾꯫"
 """No space need follow these, and they have no other meaning."""
 _POINTS = "．۔։"
 """No space need follow these either, but between digits they belong to a number or a time."""
@@ -65,8 +65,8 @@ _COMPOUND = re.compile(r"\A(?:.+-|.+(?=(?:str|nr)\Z))")
 _ORDINAL_LANGUAGES = frozenset("bs cs da de et fi hr hu is lb lv nb nn no pl sk sl sr tr".split())
 """Languages in which "2." and "II." are ordinals."""
 _LISTS = tomllib.loads(read_packaged(__package__, "abbreviations.toml"))
-# Only Latin letters, since in other scripts a sentence may follow without a space.
-_ADDRESS = re.compile(r"\W*+(\w++://|www\.|mailto:|[\w.+-]++@\w)[!-~À-ɏḀ-ỿ\W]+", re.IGNORECASE)
+# Only Latin, Greek and Cyrillic letters: in other scripts a sentence may follow without a space.
+_ADDRESS = re.compile(r"\W*+(\w++://|www\.|mailto:|[\w.+-]++@\w)[!-~À-ɏͰ-ԯḀ-ỿ\W]+", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"(?<=[;:,،؛፣፤–—]\s)|(?<=[；：，、])")
 
 

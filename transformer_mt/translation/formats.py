@@ -13,6 +13,7 @@ from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import logger
 from transformer_mt.system.outputs import Fingerprint
 from transformer_mt.system.streams import compression_suffix
+from transformer_mt.text.normalization import INVISIBLE
 from transformer_mt.text.splitting import has_words
 from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
 from transformer_mt.translation.options import STRUCTURED_FORMATS, OutputOptions, TranslateOptions
@@ -30,9 +31,11 @@ _TAG = rf"{_BREAK}|</?[A-Za-z][^<>\n]*>|<[\d:.]+>|\{{(?:\\|[A-Za-z]:)[^{{}}\n]*\
 _TIMES = r"^\ufeff?[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!\r*\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
 """A line of times and the lines up to an empty one, or to the next cue."""
-_BLANK = r"[^\S\n]|&nbsp;|&[lr]rm;"  # also as HTML and WebVTT write it
+# Also as HTML and WebVTT write it. Lines of Arabic and Hebrew often begin with a mark of direction.
+_BLANK = rf"[^\S\n]|[{INVISIBLE}]|&nbsp;|&[lr]rm;"
 _END = rf"(?:{_TAG}|{_BLANK})*+(?:\n|\Z)"
-_CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|{_BLANK}|[-–—])*+)((?:(?!{_END}).)*+)({_END})")
+_DASH = "[-\u2010-\u2015\uff0d]"
+_CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|{_BLANK}|{_DASH})*+)((?:(?!{_END}).)*+)({_END})")
 """Tags and the dash of a speaker; the text; tags and the line end."""
 
 
@@ -238,9 +241,11 @@ def _cue(cue: str, is_vtt: bool) -> Segment:
     if any(re.search(_TAG, text) for _, text, _ in lines):
         lines = [[re.sub(_TAG, "", re.sub(_BREAK, " ", part)) for part in line] for line in lines]
     starts, texts, ends = zip(*lines, strict=True)
+    # A translation into another script would be shown in the wrong direction.
+    starts, ends = ([re.sub(f"[{INVISIBLE}]", "", x) for x in each] for each in (starts, ends))
     spoken = list[list[str]]()  # by each speaker
     for start, text in zip(starts, texts, strict=True):
-        if text and (not spoken or re.search("[-–—]", re.sub(_TAG, "", start))):
+        if text and (not spoken or re.search(_DASH, re.sub(_TAG, "", start))):
             spoken.append([])
         if text:
             spoken[-1].append(html.unescape(text) if is_vtt else text)
