@@ -44,6 +44,17 @@ def test_every_package_has_its_place():
     assert not {"utils", "helpers", "common"} & {path.stem for path in MODULES.values()}
 
 
+def test_contributing_lists_every_module():
+    """In the folder that it is in. Sabotage: delete a line of the list."""
+    tree = (PACKAGE.parent / "CONTRIBUTING.md").read_text("utf-8").split("```")[1]
+    listed, folder = [], ""
+    for indent, name in re.findall(r"^( {4}| {8})(\w+(?:/|\.py))", tree, re.MULTILINE):
+        folder = folder if len(indent) == 8 else name if name.endswith("/") else ""
+        listed += [folder + name] if name.endswith(".py") else []
+    modules = (path.relative_to(PACKAGE).as_posix() for path in FILES)
+    assert sorted(listed) == sorted(x for x in modules if not x.endswith("/__init__.py"))
+
+
 def test_imports_follow_the_order():
     """From packages before one's own; inside a package without cycles."""
     graph = {name: imported_modules(source) for name, source in SOURCES.items()}

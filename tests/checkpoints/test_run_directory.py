@@ -147,6 +147,8 @@ def test_only_checkpoints_are_listed(tmp_path):
     other = "a model for transformers; load it there, or name the run that it was made from"
     reasons = {"none": "no such run or checkpoint", "empty": "contains no checkpoint"}
     reasons["other"] = other
+    (tmp_path / "a.toml").touch()
+    reasons["a.toml"] = "contains no checkpoint"
     for name, reason in reasons.items():
         with pytest.raises(CheckpointError, match=f"^{tmp_path / name}: {reason}$"):
             find_checkpoint(tmp_path / name)

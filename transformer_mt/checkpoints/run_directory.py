@@ -127,7 +127,7 @@ def find_checkpoint(path: Path) -> "Checkpoint":
         return load_checkpoint(path)
     if checkpoints := _load_newest_and_best(path):
         return checkpoints[1]
-    reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
+    reason = "contains no checkpoint" if path.exists() else "no such run or checkpoint"
     if (path / GENERATION_CONFIG).exists():
         reason = "a model for transformers; load it there, or name the run that it was made from"
     raise CheckpointError(f"{path}: {reason}")
