@@ -353,6 +353,16 @@ def test_a_file_instead_of_the_folder_of_two_files():
     refuses(DataError, message, load_split, DataConfig(path=__file__), split)
 
 
+def test_a_pipe_or_folder_in_place_of_a_file(tmp_path):
+    """Training reads a text again and again. Sabotage: say that it does not exist."""
+    (tmp_path / "a.en").mkdir()
+    os.mkfifo(tmp_path / "a.de")
+    for language in ("de", "en"):
+        split = SplitFiles(src=f"a.{language}", tgt=f"a.{language}")
+        message = rf"a\.{language}: is not a regular file; training reads text repeatedly$"
+        refuses(DataError, message, load_split, DataConfig(path=str(tmp_path)), split)
+
+
 def test_a_named_split_has_a_slice(tmp_path):
     """Sabotage: leave it out."""
     text_folder(tmp_path, b"a\nb\nc\n", b"a\nb\nc\n")

@@ -93,6 +93,20 @@ def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
         train(small_config(corpus_dir, valid__old_text=True), tmp_path / "other")
 
 
+def test_the_old_text_has_moved(corpus_dir, first, tmp_path):
+    """It is said whose data.path that is. Sabotage: leave it out."""
+    shutil.copytree(corpus_dir, tmp_path / "text")
+    keys = {"train__init_from": str(first), "valid__old_text": True}
+    config = small_config(corpus_dir, **keys, data__path=str(tmp_path / "text"))
+    moved = corpus_dir.rename(tmp_path / "moved")
+    message = f"^the validation text of {first}/step-00000008: data.path = {corpus_dir}: .* false$"
+    try:
+        with pytest.raises(DataError, match=message):
+            train(config, tmp_path / "run")
+    finally:
+        moved.rename(corpus_dir)
+
+
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
     """They are named, as in TOML. Sabotage: compare configurations, which vocab.path overrides."""
     start = partial(small_config, corpus_dir, train__init_from=str(first))

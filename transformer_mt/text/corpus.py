@@ -217,6 +217,8 @@ def _open_files(
         if not path.is_file():
             if folder in path.parents and not folder.is_dir():
                 raise _missing_folder(config)
+            if path.exists():  # a folder or a pipe
+                raise DataError(f"{path}: is not a regular file; training reads text repeatedly")
             raise DataError(f"{path}: no such file{_list_files(path.parent)}")
     read_part = partial(_read_slice, read, part, paths) if part else read
     return CorpusPart(read_part, partial(_digest_files, paths, {}), files=paths)

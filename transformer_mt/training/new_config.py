@@ -275,7 +275,10 @@ def _language_of(path: Path, option: str) -> str:
     plain = Path(str(path).removesuffix(compression_suffix(path)))
     language = plain.suffix.removeprefix(".")
     if not _LANGUAGE.fullmatch(language):
-        raise ConfigError(f"{path}: its name does not end in a language such as .de; give {option}")
+        raise ConfigError(
+            f"{path}: its name does not end in a language such as .de; give {option} if it is text,"
+            " and see docs/text.md for a table or a translation memory"
+        )
     return language
 
 

@@ -112,19 +112,22 @@ def _train_main(
 
 
 @contextmanager
-def _advising_without_old_text(is_possible: bool) -> Iterator[None]:
-    """Adds to an error how to train without the run that training started from, or its text."""
+def _advising_without_old_text(is_possible: bool, place: str = "") -> Iterator[None]:
+    """Adds to an error how to train without the run that training started from, or its text.
+
+    `place` says before it whose text that is: data.path is not the one of this configuration.
+    """
     try:
         yield
     except (CheckpointError, ConfigError, DataError) as error:
         if not is_possible:
             raise
-        raise type(error)(f"{error}; or set valid.old_text = false") from None
+        raise type(error)(f"{place}{error}; or set valid.old_text = false") from None
 
 
 def _load_old_text(initial: Checkpoint) -> RawPairs:
     data = initial.config.data
-    with _advising_without_old_text(True):
+    with _advising_without_old_text(True, f"the validation text of {initial.path}: "):
         text = load_split(readable_corpus(data, data.valid), data.valid)
     if text.digest() != initial.progress.valid_digest:
         logger.warning(
