@@ -222,6 +222,16 @@ def test_averages_of_any_name_are_seeds_of_one_setting(corpus_dir, tmp_path):
     assert [row["search"] for row in group] == [GREEDY] * 3
 
 
+def test_a_text_has_one_column_though_its_folder_was_renamed(corpus_dir, tmp_path):
+    """Another text of that name has its own. Sabotage: take the whole name for the text."""
+    names = "old, split test (0123abcd)", "new, split test (0123abcd)", "old, split test (99999999)"
+    runs = [write_run(tmp_path / str(i), corpus_dir, 20.0, train__seed=i) for i in range(3)]
+    for run, name in zip(runs, names, strict=True):
+        write_score(run, 30.0, test_set=name)
+    titles = [[title for title in row if "split test (" in title] for row in read_greedy(runs)[0]]
+    assert titles == [[f"{name}: BLEU"] for name in (names[0], names[0], names[2])]
+
+
 def test_a_run_without_metrics_has_no_best_checkpoint(corpus_dir, tmp_path):
     """Sabotage: take each of its checkpoints for the best."""
     run = write_run(tmp_path / "run", corpus_dir, 12.0)

@@ -50,6 +50,8 @@ _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0, "df": 0, 
 """Decimal places of a column; those of scores are two."""
 _TITLE_WIDTH = 12
 """Characters after which the title of a column is wrapped."""
+_TEXT_DIGEST = re.compile(r"\([0-9a-f]{8}\)\Z")
+"""Ends the name of a test set, unless that is sacreBLEU's."""
 _RESAMPLING = re.compile(r"\|bs:\d+\|seed:\w+")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", '"': r"{\char34}", "±": r"$\pm$"}
@@ -74,8 +76,8 @@ def read_rows(
     """
     scores = [f"{name}: {metric}" for name in test_sets or ["*"] for metric in metrics or ["*"]]
     paths = list({path.resolve(): path for path in paths}.values())
-    named = zip(paths, run_names(paths), strict=True)
-    rows = [row for path, name in named for row in _read_run(path, name, scores)]
+    named, texts = zip(paths, run_names(paths), strict=True), dict[str, str]()
+    rows = [row for path, name in named for row in _read_run(path, name, scores, texts)]
     if (test_sets or metrics) and not any(": " in title for row in rows for title in row):
         raise ConfigError(f"no run has a score that matches {' or '.join(map(repr, scores))}")
     known = [row for row in rows if _SEED in row]
@@ -105,7 +107,7 @@ def _matches(title: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(t, p) for t in titles for p in patterns)
 
 
-def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
+def _read_run(path: Path, name: str, scores: Sequence[str], texts: dict[str, str]) -> list[Row]:
     if not any((path / file).is_file() for file in (RUN_FILE, METRICS, EXPORT)):
         raise not_a_run(path, f"{RUN_FILE} and no {METRICS}")
     row, metrics = Row(run=name), RunMetrics(name, [])
@@ -127,7 +129,7 @@ def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
         titles[f"{VALIDATION}: perplexity{weights}"] = best["perplexity"]
         row |= {title: titles[title] for title in titles if _matches(title, scores)}
         best_checkpoint = checkpoint_path(path, int(best["step"])).name
-    return _rows_by_search(row, path, best_checkpoint, scores)
+    return _rows_by_search(row, path, best_checkpoint, scores, texts)
 
 
 def _read_settings(path: Path, metrics: RunMetrics) -> Row:
@@ -150,11 +152,13 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     return {**row, "parameters": description.parameters}
 
 
-def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str]) -> list[Row]:
+def _rows_by_search(
+    run: Row, path: Path, best: str | None, scores: Sequence[str], texts: dict[str, str]
+) -> list[Row]:
     """Adds the scores on test sets: a row for each setting of search.
 
     A row without them comes first if nothing else would show the run, or the validation of its
-    best checkpoint.
+    best checkpoint. `texts` has the first name of each text, since folders are renamed.
     """
     rows: dict[str, Row] = {}
     validation = [title for title in run if title.startswith(f"{VALIDATION}: ")]
@@ -164,8 +168,10 @@ def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str
         # The score of another checkpoint must not be taken for that of the best.
         is_best = best in (None, record.checkpoint)
         search = f"{record.search}{'' if is_best else f', {record.checkpoint}'}"
+        digest = _TEXT_DIGEST.search(record.test_set)
+        text = texts.setdefault(digest[0] if digest else record.test_set, record.test_set)
         for score in record.scores:
-            title = f"{record.test_set}: {score.full_title}"
+            title = f"{text}: {score.full_title}"
             if record.test_set != VALIDATION and _matches(title, scores):
                 known = run if is_best else without_validation
                 is_shown |= is_best
