@@ -118,7 +118,8 @@ def test_the_process_stays_as_it_was(copy_run, exported_run):
 
 
 FORK = """
-import os, sys, torch, transformer_mt
+import os, sys, torch, transformer_mt, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, of a fork beside threads
 torch.set_num_threads(2)
 for path in sys.argv[1:]:
     model = transformer_mt.load(path)

@@ -27,6 +27,12 @@ from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.training.run_log import RunLog
 
 
+def test_closed_streams_are_replaced_before_any_file_is_opened():
+    """As by libffi, which newer versions keep open. Sabotage: import ctypes in launcher.py."""
+    code = "import sys, transformer_mt.__main__; assert 'ctypes' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     ("words", "closed", "code", "message"),
     [

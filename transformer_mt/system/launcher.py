@@ -3,7 +3,6 @@
 Imported before anything that takes time, so that a launcher killed meanwhile ends its workers.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -70,6 +69,8 @@ def is_main_process() -> bool:
 def end_with_launcher() -> None:
     """Asks Linux to kill this process when the thread that started it, the launcher's, ends."""
     if is_launched() and sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

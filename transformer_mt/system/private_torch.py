@@ -1,4 +1,5 @@
-"""Every use of private or undocumented PyTorch API. Checked on torch 2.11.0 and 2.13.0.
+"""Every use of private or undocumented PyTorch API. Checked on torch 2.11.0, 2.13.0, 2.14.1
+and 2.15.0.
 
 No other module may use private API (tests/test_architecture.py): after updating PyTorch, check
 what each function here calls.

@@ -9,12 +9,14 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from threading import RLock
 from typing import Any, TextIO, cast
+
+from tqdm import tqdm
 
 
 def configure_process() -> None:
     """Makes all settings; works only before torch is imported."""
-    open_closed_streams()
     tolerate_lost_messages()
     allow_any_text()
     configure_libraries()
@@ -35,6 +37,8 @@ def configure_libraries() -> None:
     # the time between two operations of a step.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # Its usual lock, for several processes, would be reported as leaked if a signal ends this one.
+    tqdm.set_lock(RLock())
     # The program itself reports lost connections, and what matters of Matplotlib's messages.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)

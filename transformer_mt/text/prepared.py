@@ -342,7 +342,7 @@ def _warn_of_unknown_pieces(corpus: PreparedCorpus) -> None:
 def warn_of_trained_pairs(name: str, raw: RawPairs, corpus: PreparedCorpus) -> None:
     """Warns of a text, named for people, of which many pairs are also training pairs."""
     known = _count_common(encode_pairs(raw.src, raw.tgt, corpus.vocab), corpus.pairs)
-    if known > _MANY_TRAINED * len(raw):
+    if known > max(1, _MANY_TRAINED * len(raw)):  # a single one may be a common sentence
         logger.warning(
             f"{name}: {known:,} of {len(raw):,} pairs are also training pairs, so its scores are"
             " too high; remove them from this text or from the training text"

@@ -251,7 +251,7 @@ def write_config(
     if src_lang == tgt_lang:
         raise ConfigError(f"{src} and {tgt} are both {src_lang}; give --src-lang and --tgt-lang")
     check_output(path)
-    if not path.stem.strip("."):
+    if not path.name.removesuffix(".toml").strip("."):
         raise OutputError(f"{path}: has no name; choose one for the configuration")
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")

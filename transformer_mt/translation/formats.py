@@ -242,7 +242,7 @@ def _cue(cue: str, is_vtt: bool) -> Segment:
         lines = [[re.sub(_TAG, "", re.sub(_BREAK, " ", part)) for part in line] for line in lines]
     starts, texts, ends = zip(*lines, strict=True)
     # A translation into another script would be shown in the wrong direction.
-    starts, ends = ([re.sub(f"[{INVISIBLE}]", "", x) for x in each] for each in (starts, ends))
+    starts, ends = (tuple(re.sub(f"[{INVISIBLE}]", "", x) for x in y) for y in (starts, ends))
     spoken = list[list[str]]()  # by each speaker
     for start, text in zip(starts, texts, strict=True):
         if text and (not spoken or re.search(_DASH, re.sub(_TAG, "", start))):
