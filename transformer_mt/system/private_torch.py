@@ -1,8 +1,7 @@
-"""Every use of private or undocumented PyTorch API. Checked on torch 2.11.0, 2.13.0, 2.14.1
-and 2.15.0.
+"""Every use of private or undocumented PyTorch API.
 
 No other module may use private API (tests/test_architecture.py): after updating PyTorch, check
-what each function here calls.
+what each function here calls. Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0.
 """
 
 import inspect
