@@ -18,9 +18,10 @@ from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text import prepared as prepared_module
+from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.prepared import _fingerprint, prepare, warn_of_trained_pairs
-from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
+from transformer_mt.text.prepared import _count_common, _fingerprint, prepare, warn_of_trained_pairs
+from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
 def test_pairs_that_are_trained_on_are_counted(folder, caplog, prepared):
     """Whole pairs; those of which a side differs, or the pieces have another order, do not count.
 
-    Sabotage: compare sources alone, or only the sums of ids.
+    Sabotage: compare sources alone, or only the sums of ids; take all unknown words for the same.
     """
     write_pairs(folder, "train", [("ab cd", "ef"), ("ab", "g h"), ("ab", "g h"), ("d", "ij")])
     corpus = prepare(tiny_config(folder), prepared.vocab)
@@ -271,6 +272,8 @@ def test_pairs_that_are_trained_on_are_counted(folder, caplog, prepared):
     assert not caplog.messages  # two of 207
     warn_of_trained_pairs("it", RawPairs(texts.src[:199], texts.tgt[:199]), corpus)
     assert caplog.messages[0].startswith("it: 2 of 199 pairs are also training pairs, so ")
+    unknown = EncodedPairs(flatten([[UNK_ID, 9]]), flatten([[8]]))  # maybe of other words
+    assert _count_common(unknown, unknown) == 0
 
 
 def test_targets_with_a_symbol_are_refused(folder, caplog):

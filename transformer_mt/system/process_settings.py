@@ -12,8 +12,6 @@ from contextlib import suppress
 from threading import RLock
 from typing import Any, TextIO, cast
 
-from tqdm import tqdm
-
 
 def configure_process() -> None:
     """Makes all settings; works only before torch is imported."""
@@ -37,7 +35,10 @@ def configure_libraries() -> None:
     # the time between two operations of a step.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # Its usual lock, for several processes, would be reported as leaked if a signal ends this one.
+    # Python 3.14 reports tqdm's usual lock, for several processes, as leaked if a signal ends this
+    # one. Imported here, since the program uses this module before it imports anything else.
+    from tqdm import tqdm
+
     tqdm.set_lock(RLock())
     # The program itself reports lost connections, and what matters of Matplotlib's messages.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

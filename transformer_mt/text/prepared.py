@@ -43,7 +43,7 @@ from transformer_mt.text.splitting import (
     leading_symbols,
     split_sentences,
 )
-from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
+from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
 REPORT = "report.json"
 FORMAT = 7
@@ -350,7 +350,7 @@ def warn_of_trained_pairs(name: str, raw: RawPairs, corpus: PreparedCorpus) -> N
 
 
 def _count_common(pairs: EncodedPairs, trained: EncodedPairs) -> int:
-    """Counts the pairs that are also training pairs; one with an empty side never is."""
+    """Counts the pairs that are also training pairs, leaving out those with unknown pieces."""
     rows = [(pairs.src[i].tolist(), pairs.tgt[i].tolist()) for i in range(len(pairs))]
     # The sums of ids are quick to compare, and few other pairs have the same.
     src_sums, tgt_sums = np.array([(sum(src), sum(tgt)) for src, tgt in rows]).T
@@ -361,4 +361,5 @@ def _count_common(pairs: EncodedPairs, trained: EncodedPairs) -> int:
     is_alike = np.isin(trained_src_sums << 32 | trained_tgt_sums, src_sums << 32 | tgt_sums)
     alike: list[int] = np.flatnonzero(is_alike).tolist()
     known = {(*trained.src[i].tolist(), -1, *trained.tgt[i].tolist()) for i in alike}
-    return sum((*src, -1, *tgt) in known for src, tgt in rows)
+    texts = ((*src, -1, *tgt) for src, tgt in rows)
+    return sum(text in known and UNK_ID not in text for text in texts)
