@@ -4,6 +4,7 @@ import errno
 import fcntl
 import math
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,19 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
 
         with locked(path, end_it) as is_locked:
             assert holders == [process.pid] and is_locked()
+
+
+def test_a_lock_that_cannot_be_written_is_named(tmp_path):
+    """As on a full disk. Sabotage: write it through a buffer, which its closing writes again."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError) as caught, locked(tmp_path / "lock", print, remove=True):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.filename == str(tmp_path / "lock")
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_a_lock_file_tells(tmp_path, monkeypatch):

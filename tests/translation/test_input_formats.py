@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -185,8 +186,19 @@ def test_each_speaker_of_a_cue_has_a_text():
     assert translated("srt", cue.encode()).decode() == f"{times}- AB.\n<i>- CD?</i>\n"
     cue = f"{times}\u2010 ab\n\u2010 cd ef\n\n{times}\uff0da\n\uff0db c\n"
     assert translated("srt", cue.encode()).decode() == cue.upper()
+    cue = f"{times}ab cd ef\n-\ng\n"  # a dash alone
+    assert translated("srt", cue.encode()).decode() == cue.upper()
     cue = f"{times}- a\nb\n"  # a single word is its first line
     assert translated("srt", cue.encode(), translate=lambda _: "c").decode() == f"{times}- c\n"
+
+
+@pytest.mark.parametrize("blank", [" ", "<i>", "&nbsp;"])
+def test_many_blanks_within_a_line_take_linear_time(blank):
+    """Sabotage: at each of them, look whether the line ends with blanks."""
+    cue = f"0:01 --> 0:02\na{10_000 * blank}b\n".encode()
+    began = time.process_time()
+    assert translated("srt", cue).startswith(b"0:01 --> 0:02\nA")
+    assert time.process_time() - began < 1
 
 
 def test_characters_that_webvtt_writes_as_html_does():

@@ -104,7 +104,7 @@ def overfitting(metrics: RunMetrics) -> Iterator[str]:
 
 
 def _perplexity(nll: float) -> str:
-    return f"{math.exp(min(nll, 700)):.3g}"  # more is beyond the range of a float
+    return f"{math.exp(nll):.3g}" if nll < 700 else "over 1e+304"  # the range of a float
 
 
 def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> Iterator[str]:

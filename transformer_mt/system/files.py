@@ -208,10 +208,10 @@ def locked(
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if not is_at(path, file):  # its holder has removed the file in between
                     continue
-                file.truncate(0)
-                file.write(str(os.getpid()))
-                file.flush()
             try:
+                with naming(path):
+                    file.truncate(0)
+                    os.write(file.fileno(), str(os.getpid()).encode())  # no buffer fails once more
                 yield partial(is_at, path, file)
             finally:
                 if remove:

@@ -33,9 +33,9 @@ _CUE = re.compile(rf"{_TIMES}((?:(?!\r*\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z)
 """A line of times and the lines up to an empty one, or to the next cue."""
 # Also as HTML and WebVTT write it. Lines of Arabic and Hebrew often begin with a mark of direction.
 _BLANK = rf"[^\S\n]|[{INVISIBLE}]|&nbsp;|&[lr]rm;"
-_END = rf"(?:{_TAG}|{_BLANK})*+(?:\n|\Z)"
+_GAP = rf"(?:{_TAG}|{_BLANK})*+"
 _DASH = "[-\u2010-\u2015\uff0d]"
-_CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|{_BLANK}|{_DASH})*+)((?:(?!{_END}).)*+)({_END})")
+_CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|{_BLANK}|{_DASH})*+)((?:{_GAP}.)*+)({_GAP}(?:\n|\Z))")
 """Tags and the dash of a speaker; the text; tags and the line end."""
 
 
@@ -243,12 +243,14 @@ def _cue(cue: str, is_vtt: bool) -> Segment:
     starts, texts, ends = zip(*lines, strict=True)
     # A translation into another script would be shown in the wrong direction.
     starts, ends = (tuple(re.sub(f"[{INVISIBLE}]", "", x) for x in y) for y in (starts, ends))
-    spoken = list[list[str]]()  # by each speaker
+    spoken, is_new = list[list[str]](), True  # by each speaker
     for start, text in zip(starts, texts, strict=True):
-        if text and (not spoken or re.search(_DASH, re.sub(_TAG, "", start))):
-            spoken.append([])
+        is_new |= bool(re.search(_DASH, re.sub(_TAG, "", start)))  # perhaps alone in its line
         if text:
+            if is_new:
+                spoken.append([])
             spoken[-1].append(html.unescape(text) if is_vtt else text)
+            is_new = False
 
     def write(translations: Sequence[Sequence[Translation]]) -> str:
         best = (each.text for each, *_ in translations)
