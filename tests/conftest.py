@@ -1,5 +1,6 @@
 """A corpus to copy, a model that has learned to copy it, and ways to run the program."""
 
+import atexit
 import gc
 import io
 import logging
@@ -25,6 +26,7 @@ from transformer_mt.system.process_settings import configure_libraries
 
 configure_libraries()  # works only before torch is imported
 _STATE = TemporaryDirectory()
+atexit.register(_STATE.cleanup)
 os.environ["XDG_STATE_HOME"] = _STATE.name  # what is trained in tests is not the user's
 
 import torch

@@ -5,11 +5,12 @@ import shutil
 import pytest
 import torch
 from conftest import replace_file, weights
-from small_checkpoint import save_step, small_config
+from small_checkpoint import describe, save_step, small_config
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
 from transformer_mt.checkpoints.layout import CONFIG, MODEL, checkpoint_path
+from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import canonical_json
@@ -26,7 +27,10 @@ def run_dir(tmp_path):
 
 
 def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
-    """A complete checkpoint in the run, but no step of it, and without a score; of one, itself."""
+    """A complete checkpoint in the run, but no step of it, and without a score; of one, itself.
+
+    Sabotage: add up in float32.
+    """
     before, path = list_checkpoints(run_dir), average(run_dir, 3, None)
     assert path == run_dir / "averaged-3" and list_checkpoints(run_dir) == before
     parts = [weights(checkpoint) for checkpoint in before[:3]]
@@ -34,7 +38,7 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
     assert averaged.keys() == copied.keys() == parts[0].keys()
     for name in averaged:
         mean = torch.stack([part[name].double() for part in parts]).mean(0)
-        torch.testing.assert_close(averaged[name], mean.float(), rtol=0, atol=1e-7)
+        assert torch.equal(averaged[name], mean.float())
         assert torch.equal(copied[name], parts[0][name]) and averaged[name].dtype == torch.float32
     assert load_checkpoint(path).build_model()
     progress = load_checkpoint(path).progress
@@ -80,6 +84,22 @@ def test_the_best_is_old_though_keep_last_was_raised(run_dir):
     with pytest.raises(CheckpointError, match=r"--last 3: step 5 is kept as the best, not as one"):
         average(run_dir, 3, None)
     assert average(run_dir, 2, None) and average(run_dir, 1, None)
+
+
+def test_checkpoints_are_saved_more_often_later_on(run_dir):
+    """The best is one of the newest then. Sabotage: compare with the newest's save_every alone."""
+    values = small_config().model_dump()
+    for path, save_every in zip(list_checkpoints(run_dir), (1, 5, 5, 5), strict=True):
+        values["train"] |= {"keep_last": 4, "save_every": save_every}
+        replace_file(path, CONFIG, canonical_json(values))
+    assert average(run_dir, 4, None)
+
+
+def test_an_average_is_complete_while_its_run_is_trained(run_dir):
+    """Sabotage: describe it as the run is described."""
+    write_description(run_dir, describe(small_config(), complete=False))
+    described = read_description(average(run_dir, 2, None))
+    assert described.complete and described.averaged_steps == [20, 15]
 
 
 def test_the_command_warns_in_a_line(run_dir, call):

@@ -37,6 +37,15 @@ def test_steps_are_cut_into_packs_that_hold_them(seed):
     assert len(packs) == min(workers, len(step))
 
 
+def test_packs_of_a_step_are_about_equally_full():
+    """Sabotage: cut a step, whose pairs are sorted by length, at places between them."""
+    side = flatten([[5] * (n // 8) for n in range(320)])
+    pairs = EncodedPairs(side, side)
+    packs = cut_into_packs(np.arange(320), pairs.lengths, pack_capacity(1700, LONGEST), 4)
+    sums = [int(pairs.lengths[0, pack].sum()) for pack in packs]
+    assert len(packs) == 4 and max(sums) - min(sums) < LONGEST
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_pack_holds_the_tokens_of_a_batch(seed):
     pairs = made_pairs(np.random.default_rng(seed))

@@ -212,7 +212,7 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
 
 
 def test_characters_that_become_bytes_are_counted_as_unknown(folder, caplog, prepared):
-    """On the side that has them. Sabotage: count unknown pieces alone."""
+    """On the side that has them, at each start. Sabotage: count unknown pieces alone; tell once."""
     write_pairs(folder, "train", [("ab", "ดี"), ("cd", "ขาว a")])
     caplog.set_level(logging.INFO)
     corpus = prepare(tiny_config(folder), prepared.vocab)
@@ -220,6 +220,9 @@ def test_characters_that_become_bytes_are_counted_as_unknown(folder, caplog, pre
     assert " 15 unknown or single bytes, " in caplog.messages[-2]
     share = 15 / len(corpus.pairs.tgt.ids)
     assert caplog.messages[-1].startswith(f"{share:.1%} of the target pieces are unknown or single")
+    for _ in range(2):  # of a vocabulary that is learned, too
+        prepare(tiny_config(folder, vocab__kind="char", vocab__max_words=1))
+    assert caplog.text.count(" pieces are unknown or single bytes: raise vocab.size") == 1 + 2 * 2
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -387,10 +390,11 @@ def test_a_weight_repeats_what_cleaning_keeps(folder):
 
 
 def test_lines_without_words_whose_translation_differs_are_counted(folder):
-    """White space is no difference. So a model knows whether to copy such lines."""
+    """By weight; white space is no difference. So a model knows whether to copy such lines."""
     for symbols in ([], ["<2fr>"]):
         first = " ".join([*symbols, "1,5"]), "1.5"
         write_pairs(folder, "numbers", [first, ("2  3", "2 3"), ("4", "4"), ("ab", "cd")])
         values = {"vocab__kind": "char", "vocab__symbols": symbols}
-        prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **values))
-        assert prepared.sources.changed_wordless == 1 / 5
+        train = ["train[:1]", {"name": "numbers", "weight": 2}]
+        prepared = prepare(tiny_config(folder, data__train=train, **values))
+        assert prepared.sources.changed_wordless == 2 / 9

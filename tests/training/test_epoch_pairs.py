@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
+from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.epoch_pairs import EpochPairs
 from transformer_mt.training.run import build_trainer, train
 
@@ -90,6 +92,18 @@ def test_a_run_that_ends_among_reversed_pairs_is_told(corpus_dir, tmp_path, capl
         train(tiny_config(corpus_dir, **recipe, data__train="train[:40]"), tmp_path / str(epochs))
         assert caplog.text.count("all epochs had reversed pairs") == warned
         assert caplog.messages[-1].startswith("done: train.max_epochs = 2, at step ")
+
+
+def test_which_pairs_are_joined_depends_on_seed_and_epoch():
+    """They are those of earlier versions. Sabotage: leave out the seed; another generator."""
+    side = flatten([[number] for number in range(12)])
+    corpus, ids = SimpleNamespace(pairs=EncodedPairs(side, side)), []
+    for seed, epoch in ((1, 0), (1, 1), (2, 0)):
+        config = tiny_config(Path("none"), train__join_pairs=True, train__seed=seed)
+        pairs = EpochPairs(corpus, config).of_epoch(epoch)
+        ids.append([pairs.src[i].tolist() for i in range(len(pairs))])
+    assert ids[0] == [[9], [2], [7, 8], [1, 3], [11], [5], [0], [4], [6], [10]]
+    assert ids[0] != ids[1] and ids[0] != ids[2]
 
 
 @pytest.mark.parametrize("reversing", [0, 9])

@@ -93,8 +93,11 @@ def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
         train(small_config(corpus_dir, valid__old_text=True), tmp_path / "other")
 
 
-def test_the_old_text_has_moved(corpus_dir, first, tmp_path):
-    """It is said whose data.path that is. Sabotage: leave it out."""
+def test_the_old_text_has_moved(corpus_dir, first, tmp_path, caplog):
+    """It is said whose data.path that is, and if another text is there.
+
+    Sabotage: leave out whose; take the other text for the old one.
+    """
     shutil.copytree(corpus_dir, tmp_path / "text")
     keys = {"train__init_from": str(first), "valid__old_text": True}
     config = small_config(corpus_dir, **keys, data__path=str(tmp_path / "text"))
@@ -103,7 +106,12 @@ def test_the_old_text_has_moved(corpus_dir, first, tmp_path):
     try:
         with pytest.raises(DataError, match=message):
             train(config, tmp_path / "run")
+        corpus_dir.mkdir()
+        write_pairs(corpus_dir, "validation", [("ab", "ab")])
+        build_trainer(config, tmp_path / "run")
+        assert f"old_text: is not the text that {first}/step-00000008 was valid" in caplog.text
     finally:
+        shutil.rmtree(corpus_dir, ignore_errors=True)
         moved.rename(corpus_dir)
 
 

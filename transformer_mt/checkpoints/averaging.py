@@ -77,7 +77,8 @@ def _require_newest(run_dir: Path, checkpoints: Sequence[Checkpoint]) -> None:
         newest.require_same_run(checkpoint)
     train, gap = newest.config.train, checkpoints[-2].step - oldest if last > 1 else 0
     # In a larger gap, checkpoints were deleted before keep_last was raised.
-    is_old = last > train.keep_last or gap > train.save_every
+    save_every = max(checkpoint.config.train.save_every for checkpoint in checkpoints[-2:])
+    is_old = last > train.keep_last or gap > save_every
     if is_old and oldest == newest.progress.best_step:
         raise CheckpointError(
             f"{run_dir}: --last {last}: step {oldest} is kept as the best, not as one of the newest"

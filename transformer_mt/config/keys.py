@@ -191,7 +191,8 @@ class TrainConfig(Section):
     tensorboard: Annotated[bool, OnChange.ALLOWED] = False
     """Also write the metrics for TensorBoard, to the folder `tensorboard` of the run."""
     max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
-    """Number of consecutive non-finite steps that ends training with an error."""
+    """Number of consecutive non-finite steps that ends training with an error; checked at log lines
+    and at multiples of it."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OnChange.REFUSED] = "auto"
     """Type of the matrix products; `auto` is bf16 where it is fastest, else fp16 on CUDA and fp32
     on a CPU."""
