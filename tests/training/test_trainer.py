@@ -265,7 +265,7 @@ def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clo
 
 
 def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
-    """Since the line before. Sabotage: count the 100 seconds of validating, or saving, at step 3."""
+    """Since the line before. Sabotage: count the 100 seconds of validating or saving at step 3."""
     start = saving.CheckpointSaver.start
 
     def start_slowly(self: saving.CheckpointSaver, *arguments: object) -> None:
