@@ -1,6 +1,7 @@
 """The mean of checkpoints."""
 
 import shutil
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -87,11 +88,21 @@ def test_the_best_is_old_though_keep_last_was_raised(run_dir):
 
 
 def test_checkpoints_are_saved_more_often_later_on(run_dir):
-    """The best is one of the newest then. Sabotage: compare with the newest's save_every alone."""
+    """The gap after the best tells whether it is one of the newest.
+
+    Sabotage: compare it with the newest's save_every; with the best's.
+    """
     values = small_config().model_dump()
-    for path, save_every in zip(list_checkpoints(run_dir), (1, 5, 5, 5), strict=True):
-        values["train"] |= {"keep_last": 4, "save_every": save_every}
-        replace_file(path, CONFIG, canonical_json(values))
+
+    def set_save_every(newest_first: Sequence[int]) -> None:
+        for path, save_every in zip(list_checkpoints(run_dir), newest_first, strict=True):
+            values["train"] |= {"keep_last": 4, "save_every": save_every}
+            replace_file(path, CONFIG, canonical_json(values))
+
+    set_save_every([1, 1, 1, 5])
+    with pytest.raises(CheckpointError, match="is kept as the best"):
+        average(run_dir, 4, None)
+    set_save_every([1, 5, 5, 5])
     assert average(run_dir, 4, None)
 
 

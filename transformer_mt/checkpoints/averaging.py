@@ -75,9 +75,9 @@ def _require_newest(run_dir: Path, checkpoints: Sequence[Checkpoint]) -> None:
     newest, oldest, last = checkpoints[0], checkpoints[-1].step, len(checkpoints)
     for checkpoint in checkpoints[1:]:
         newest.require_same_run(checkpoint)
-    train, gap = newest.config.train, checkpoints[-2].step - oldest if last > 1 else 0
+    train, following = newest.config.train, checkpoints[-2:][0]  # of a single one, itself
     # In a larger gap, checkpoints were deleted before keep_last was raised.
-    save_every = max(checkpoint.config.train.save_every for checkpoint in checkpoints[-2:])
+    gap, save_every = following.step - oldest, following.config.train.save_every
     is_old = last > train.keep_last or gap > save_every
     if is_old and oldest == newest.progress.best_step:
         raise CheckpointError(
