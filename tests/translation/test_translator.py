@@ -3,6 +3,7 @@
 import math
 import tracemalloc
 from concurrent.futures import CancelledError
+from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -120,11 +121,12 @@ def test_a_split_line_joins_its_parts(vocab, cut_length):
     assert (translator.first_chunk_lines, translator.chunk_lines) == (8, 9)
 
 
-def test_memory_stays_flat(vocab):
-    """However many chunks there are. Sabotage: keep the plan of each chunk."""
+@pytest.mark.parametrize("text", ["ab cd", "12", ""])
+def test_memory_stays_flat(vocab, text):
+    """However many chunks there are. Sabotage: keep all plans; no batch if nothing has words."""
 
     def decode(batches, options):
-        for batch in batches:
+        for batch, _ in pairwise(chain(batches, [[]])):  # takes one in advance
             yield [[Hypothesis([], 0.0)] for _ in batch]
 
     runtime = SimpleNamespace(device_type="cpu", batch_tokens=99, chunk_lines=(8, 9), decode=decode)
@@ -132,7 +134,8 @@ def test_memory_stays_flat(vocab):
     peaks = []
     for count in (4, 40):
         tracemalloc.start()
-        for _ in translator.translate_chunks((["ab cd"] * 200 for _ in range(count)), lambda _: 0):
+        chunks = ([line] * 200 for line in ["ab cd", *[text] * count])
+        for _ in translator.translate_chunks(chunks, lambda _: 0):
             pass
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

@@ -108,7 +108,7 @@ class CTranslate2Runtime:
     def _decode_batch(
         self, sources: Sequence[Sequence[int]], options: SearchOptions
     ) -> list[list[Hypothesis]]:
-        batch = self._search(sources, options)
+        batch = self._search(sources, options) if sources else []
         limits = [len(ids) + EXTRA_LENGTH for ids in sources]
         if options.with_scores or options.beam_size > 1:
             for i, (source, limit) in enumerate(zip(sources, limits, strict=True)):

@@ -90,7 +90,7 @@ class PyTorchRuntime:
     ) -> list[list[Hypothesis]]:
         """Decodes a batch, or its halves one by one if memory runs out."""
         try:
-            return self._search(options, sources, raise_if_cancelled)
+            return self._search(options, sources, raise_if_cancelled) if sources else []
         except (RuntimeError, MemoryError) as error:
             if len(sources) == 1 or not is_out_of_memory(error):
                 raise

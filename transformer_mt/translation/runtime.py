@@ -78,8 +78,8 @@ class Runtime(Protocol):
         """Finds the `n_best` best hypotheses of each source of every batch, the best first.
 
         Args:
-            batches: Sources, none of them without ids; several batches may be decoded at once,
-                and some be taken before they are needed.
+            batches: Sources, none of them without ids; a batch may have none. Several batches may
+                be decoded at once, and some be taken before they are needed.
             options: How to search.
 
         Yields:

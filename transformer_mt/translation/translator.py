@@ -66,7 +66,8 @@ class _Plan(NamedTuple):
 
     Attributes:
         lines: The sources of each line; an empty line has none.
-        batches: The sources that are decoded, each once, in batches of similar length.
+        batches: The sources that are decoded, each once, in batches of similar length; at least
+            one batch, or a runtime would wait for the next chunks of a text without words.
     """
 
     lines: list[list[Source]]
@@ -267,7 +268,7 @@ class Translator:
             rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
             batches.append(order[:rows])
             order = order[rows:]
-        return batches
+        return batches or [[]]
 
 
 def _join(parts: list[list[Translation]], n_best: int) -> list[Translation]:
