@@ -1,6 +1,7 @@
 """Properties of an epoch's plan, of micro-batches and of padding."""
 
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -147,3 +148,15 @@ def test_batches_are_marked_padded_and_counted():
     assert (batch.src_tokens, batch.tgt_tokens) == (5, 6)
     assert pairs.count_tokens(chosen) == batching.TokenCounts(5, 6)
     assert pairs.batch(np.array([0])).src.tolist() == [[3]]
+
+
+def test_all_lines_in_another_order_take_little_memory():
+    """Sabotage: take them all at once."""
+    lines = batching.EncodedLines.cut(np.arange(2_000_000, dtype=np.uint16), np.full(50_000, 40))
+    tracemalloc.start()
+    turned = lines.take(np.arange(50_000)[::-1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(turned.ids.reshape(-1, 40), lines.ids.reshape(-1, 40)[::-1])
+    assert np.array_equal(turned.offsets, lines.offsets)
+    assert peak < 8 * lines.ids.nbytes

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import time
+import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -18,7 +19,7 @@ from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text import prepared as prepared_module
-from transformer_mt.text.batching import EncodedPairs, flatten
+from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import _count_common, _fingerprint, prepare, warn_of_trained_pairs
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
@@ -277,6 +278,18 @@ def test_pairs_that_are_trained_on_are_counted(folder, caplog, prepared):
     assert caplog.messages[0].startswith("it: 2 of 199 pairs are also training pairs, so ")
     unknown = EncodedPairs(flatten([[UNK_ID, 9]]), flatten([[8]]))  # maybe of other words
     assert _count_common(unknown, unknown) == 0
+
+
+def test_to_count_trained_pairs_takes_little_memory():
+    """Sabotage: sum the ids of all lines at once."""
+    ids, counts = np.arange(4_000_000, dtype=np.uint16) + 2, np.full(100_000, 40)
+    trained = EncodedPairs(EncodedLines.cut(ids, counts), EncodedLines.cut(ids, counts))
+    few = EncodedPairs(*(side.take(np.arange(9)) for side in (trained.src, trained.tgt)))
+    tracemalloc.start()
+    assert _count_common(few, trained) == 9
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(ids)
 
 
 def test_targets_with_a_symbol_are_refused(folder, caplog):

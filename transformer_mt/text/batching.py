@@ -19,6 +19,8 @@ Lengths = npt.NDArray[np.int64]
 """Number of tokens of each source or target in the corpus."""
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 """Piece ids; the narrow type is for vocabularies of up to 65,536 pieces."""
+_LINES_AT_ONCE = 20_000
+"""Lines that are copied at once: the positions of their ids take 24 bytes per id."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class EncodedLines:
 
     def take(self, lines: Indices) -> "EncodedLines":
         """Copies lines in the given order."""
+        if len(lines) > _LINES_AT_ONCE:
+            parts = np.split(lines, range(_LINES_AT_ONCE, len(lines), _LINES_AT_ONCE))
+            return EncodedLines.concatenate([self.take(part) for part in parts])
         starts = self.offsets[lines]
         counts = self.offsets[lines + 1] - starts
         ends = np.cumsum(counts)

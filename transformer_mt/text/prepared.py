@@ -23,6 +23,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config
@@ -354,12 +355,17 @@ def _count_common(pairs: EncodedPairs, trained: EncodedPairs) -> int:
     rows = [(pairs.src[i].tolist(), pairs.tgt[i].tolist()) for i in range(len(pairs))]
     # The sums of ids are quick to compare, and few other pairs have the same.
     src_sums, tgt_sums = np.array([(sum(src), sum(tgt)) for src, tgt in rows]).T
-    trained_src_sums, trained_tgt_sums = (
-        np.add.reduceat(lines.ids, lines.offsets[:-1], dtype=np.int64)
-        for lines in (trained.src, trained.tgt)
-    )
+    trained_src_sums, trained_tgt_sums = _sum_ids(trained.src), _sum_ids(trained.tgt)
     is_alike = np.isin(trained_src_sums << 32 | trained_tgt_sums, src_sums << 32 | tgt_sums)
     alike: list[int] = np.flatnonzero(is_alike).tolist()
     known = {(*trained.src[i].tolist(), -1, *trained.tgt[i].tolist()) for i in alike}
     texts = ((*src, -1, *tgt) for src, tgt in rows)
     return sum(text in known and UNK_ID not in text for text in texts)
+
+
+def _sum_ids(lines: EncodedLines) -> npt.NDArray[np.int64]:
+    """Sums the ids of each line, of which none is empty, (N,)."""
+    chunks = np.split(np.arange(len(lines)), range(_PAIRS_PER_CHUNK, len(lines), _PAIRS_PER_CHUNK))
+    # In chunks, since NumPy copies all ids that it sums at once as int64.
+    parts = map(lines.take, chunks)
+    return np.concatenate([np.add.reduceat(x.ids, x.offsets[:-1], dtype=np.int64) for x in parts])
