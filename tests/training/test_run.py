@@ -329,6 +329,18 @@ def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog, monkey
     assert message.endswith(" one: the source of model/ has changed")
 
 
+def test_held_out_text_that_is_trained_on(corpus_dir, tmp_path, caplog):
+    """Is reported; a test text may also come later. Sabotage: read the validation text twice."""
+    for held_out in ("valid", "test"):
+        config = small_config(corpus_dir, **{f"data__{held_out}": "train[:40]"})
+        build_trainer(config, tmp_path)
+        [message] = [text for text in caplog.messages if "too high" in text]
+        assert message.startswith(f"data.{held_out} = train[:40]: 40 of 40 pairs are also training")
+        caplog.clear()
+    build_trainer(small_config(corpus_dir, data__test="later"), tmp_path)
+    assert "too high" not in caplog.text
+
+
 def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):
     """Asked for, or kept from the hardware a run began on."""
     has = {"bf16": True}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -26,7 +26,7 @@ from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import RawPairs, load_split
-from transformer_mt.text.prepared import prepare, warn_of_trained_pairs
+from transformer_mt.text.prepared import PreparedCorpus, prepare, warn_of_trained_pairs
 from transformer_mt.text.trained_here import readable_corpus, remember_text
 from transformer_mt.training.description import compare_with, describe_run, log_start
 from transformer_mt.training.engine import Engine
@@ -168,6 +168,7 @@ def build_trainer(
     corpus = prepare(config, origin.vocab if origin else None, scratch)
     corpus = replace(corpus, known_sources=origin.sources if origin else None)
     warn_of_trained_pairs(name, valid, corpus)
+    _warn_of_trained_test(config, corpus)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
@@ -186,6 +187,13 @@ def build_trainer(
     progress = processes.broadcast(progress)
     _share_state(engine)
     return Trainer(run_dir, corpus, valid, fitter, progress, checkpoint is not None, old_text)
+
+
+def _warn_of_trained_test(config: Config, corpus: PreparedCorpus) -> None:
+    """Warns if pairs of the test text are training pairs, unless there is no test text yet."""
+    with suppress(DataError, OSError):  # `evaluate` says what is wrong with it
+        test = load_split(config.data, config.data.test)
+        warn_of_trained_pairs(f"data.test = {config.data.test}", test, corpus)
 
 
 def _require_packages(config: Config) -> None:
