@@ -189,12 +189,13 @@ def test_a_run_that_another_process_has_just_started(corpus_dir, first, tmp_path
 
 @pytest.mark.parametrize("command", [train, dry_run])
 def test_where_a_run_cannot_be(tmp_path, command):
-    """A file in the way is named before anything is read or written."""
+    """A file or a broken link in the way is named before anything is read or written."""
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("unmounted")
     without_text = tiny_config(tmp_path / "nowhere")
-    for run_dir in (tmp_path / "file", tmp_path / "file" / "deep" / "run"):
-        with pytest.raises(CheckpointError, match="file: not a directory; name another --run"):
-            command(without_text, run_dir)
+    for name in ("file", "link", "file/deep/run", "link/deep/run"):
+        with pytest.raises(CheckpointError, match=f"{name[:4]}: not a directory; name another"):
+            command(without_text, tmp_path / name)
     with pytest.raises(DataError):
         command(without_text, tmp_path / "run")
     assert not (tmp_path / "run").exists()

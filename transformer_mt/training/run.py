@@ -239,7 +239,7 @@ def require_writable(run_dir: Path) -> None:
     """
     if not is_utf8(run_dir.absolute()):
         raise CheckpointError(f"{run_dir}: not UTF-8; name another --run directory")
-    nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
