@@ -43,6 +43,14 @@ def test_a_text_is_known_once_it_was_trained_on(record, tmp_path):
         refuses(DataError, message, readable_corpus, changed, changed.test)
 
 
+def test_a_record_that_cannot_be_read_knows_no_text(tmp_path, monkeypatch):
+    """As in another user's home. A name that is too long cannot be read by root either."""
+    monkeypatch.setenv("XDG_STATE_HOME", "x" * 300)
+    data = DataConfig(path=str(tmp_path))
+    remember_text(data)
+    refuses(DataError, "not read, since a model names it", readable_corpus, data, "test")
+
+
 def test_files_of_a_strangers_model_are_not_read(record, tmp_path):
     """Neither in a folder nor beside a name of the hub, which may be read, in default folders."""
     secret, default = str(tmp_path / "secret"), DataConfig(path="wmt/wmt16")

@@ -56,8 +56,10 @@ def readable_corpus(data: DataConfig, split: Splits, has_option: bool = False) -
 
 
 def _is_known(data: DataConfig) -> bool:
-    path = _record()
-    return path.exists() and _line(data).encode() in path.read_bytes().splitlines(keepends=True)
+    try:
+        return _line(data).encode() in _record().read_bytes().splitlines(keepends=True)
+    except OSError:  # there is none, or it is in the home of another user
+        return False
 
 
 def _record() -> Path:
