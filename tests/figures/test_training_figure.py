@@ -1,9 +1,11 @@
 """The curves of trainings."""
 
+import itertools
 import json
 import math
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from drawn import overlapping
 from transformer_mt.checkpoints.metrics import PANELS, read_runs
 from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.figures.canvas import render
 from transformer_mt.figures.training import read_means, training_figure
 
 
@@ -172,3 +175,11 @@ def test_damaged_metrics_are_named(tmp_path):
         (tmp_path / "metrics.jsonl").write_text(content)
         with pytest.raises(CheckpointError, match=message):
             read_runs([tmp_path / "good", tmp_path])
+
+
+def test_a_legend_that_takes_long_to_place(tmp_path, monkeypatch):
+    """Matplotlib has no warning of it for the user. Sabotage: leave out `loc`."""
+    seconds = itertools.count(step=2)
+    monkeypatch.setattr("matplotlib.legend.time", SimpleNamespace(perf_counter=seconds.__next__))
+    figure = training_figure(read_runs([write_run(tmp_path / "run")]), panels=["nll"])
+    assert render(figure, "png") and next(seconds)

@@ -142,7 +142,8 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
         top = 1.1 * axes.dataLim.y1 or 1.0
         axes.set_ylim(-0.02 * top, top)  # a BLEU of 0 must be seen
     if len(drawn) > 1:
-        axes.legend(handles=[*drawn.values()])
+        # With the default, which is the same, Matplotlib warns if it takes more than a second.
+        axes.legend(handles=[*drawn.values()], loc="best")
 
 
 def _alone(values: Sequence[float]) -> list[int]:
