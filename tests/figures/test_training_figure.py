@@ -178,7 +178,7 @@ def test_damaged_metrics_are_named(tmp_path):
 
 
 def test_a_legend_that_takes_long_to_place(tmp_path, monkeypatch):
-    """Matplotlib has no warning of it for the user. Sabotage: leave out `loc`."""
+    """Matplotlib warns of it, which is not for the user. Sabotage: leave out `loc`."""
     seconds = itertools.count(step=2)
     monkeypatch.setattr("matplotlib.legend.time", SimpleNamespace(perf_counter=seconds.__next__))
     figure = training_figure(read_runs([write_run(tmp_path / "run")]), panels=["nll"])
