@@ -80,9 +80,8 @@ class Output:
 
     def discard(self) -> None:
         """Deletes the partial file and the state."""
-        if self.target is not None:
-            self.state.unlink(missing_ok=True)
-            self.partial.unlink(missing_ok=True)
+        self.state.unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
 
 
 def resolve_inputs(paths: Iterable[Path | None]) -> frozenset[str]:
