@@ -160,6 +160,7 @@ def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
 def test_the_formats(groups):
     lines = format_rows(groups, "text").splitlines()
     assert len({len(line) for line in lines[5:] if line}) == 1 and lines.count("") == 4
+    assert "\r" not in format_rows(groups, "csv")
     table = list(csv.reader(format_rows(groups, "csv").splitlines()))
     assert table[0] == ["run", "model.norm", "train.seed", "search", *COLUMNS, TEST]
     assert table[-1][1:4] == ["post", "1", BEAM] and table[-1][4:7] == ["7065600", "40", "4.5"]
@@ -315,6 +316,10 @@ def test_the_baseline_is_paired_by_seed(sweep, call):
     assert values[0] == pytest.approx([1.25, 0.125**0.5, 5.0, 1])
     assert values[1] == pytest.approx([-1.25, 0.125**0.5, -5.0, 1])
     result = call("compare", *sweep[-2:], "--baseline", sweep[1])
+    assert_one_error(result, "--baseline: evaluate two seeds of both settings")
+    for run in sweep:
+        shutil.rmtree(run / "evaluations")
+    result = call("compare", *sweep, "--baseline", sweep[-1])
     assert_one_error(result, "--baseline: evaluate two seeds of both settings")
 
 

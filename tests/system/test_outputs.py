@@ -108,6 +108,8 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
     inputs = outputs.resolve_inputs([None, Path("in")])
     for name, message in refused.items():
         refuses(OutputError, f"^{message}", check_output, Path(name), inputs)
+    with open(os.devnull, "w") as file:  # as `< /dev/null > /dev/null`
+        check_output(Path(f"/dev/fd/{file.fileno()}"), outputs.resolve_inputs([Path(file.name)]))
     stdout = os.dup(1)
     with open("in", "a") as file:  # as `< in >> in`
         refuses(

@@ -97,9 +97,13 @@ def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
         ({"path": "pandas"}, "there is no such folder.*; a data set of the hub has an owner"),
         ({"path": "./nowhere"}, "data.path = ./nowhere: there is no such folder"),
         ({"path": __file__}, "test_corpus.py: this is a file; give the folder"),
+        ({"path": "own/text"}, "^data.path = own/text: this is a file; "),  # also a name on the hub
     ],
 )
-def test_what_is_not_there(numbers, changes, message):
+def test_what_is_not_there(numbers, changes, message, monkeypatch):
+    monkeypatch.chdir(numbers.path)
+    os.mkdir("own")
+    open("own/text", "w").close()
     refuses(DataError, message, load_split, numbers.model_copy(update=changes), "train")
 
 

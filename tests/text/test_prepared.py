@@ -273,7 +273,8 @@ def test_pairs_that_are_trained_on_are_counted(folder, caplog, prepared):
     new = [(f"{line} {line}", line) for line in "abcdefghij" * 20]
     texts = RawPairs(*map(list, zip(("ab", "g h"), ("d ", "ij"), *others, *new, strict=True)))
     warn_of_trained_pairs("it", texts, corpus)
-    assert not caplog.messages  # two of 207
+    warn_of_trained_pairs("it", RawPairs(texts.src[:1], texts.tgt[:1]), corpus)
+    assert not caplog.messages  # two of 207, and a single one
     warn_of_trained_pairs("it", RawPairs(texts.src[:199], texts.tgt[:199]), corpus)
     assert caplog.messages[0].startswith("it: 2 of 199 pairs are also training pairs, so ")
     unknown = EncodedPairs(flatten([[UNK_ID, 9]]), flatten([[8]]))  # maybe of other words

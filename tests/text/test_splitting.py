@@ -95,7 +95,8 @@ def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="au
         ("it", "È morto due anni fa. |Suo figlio vive a Roma."),
         ("de", "Ich danke Dir. |Wir gehen. |Der Verein e.V. |Der ist alt, u.a. Bonn."),
         ("en", "He ran 5 m. |Then he ate 3 g. Sugar and Sen. Smith."),
-        ("fr", "Il est 5 h. |Elle part avec Mme. Roux."),
+        ("en", "A. It rains... |– 5 drops! |Plan B? |Read e.g. The Times!"),
+        ("fr", "Il est 5 h. |Elle part avec Mme. Roux et 2 M. Blanc."),
         ("zh", "他说：“去！”，然后走了。|好。"),
         ("ja", "「本当？」と彼は尋ねた。|「行く！」|はい。"),
         ("th", "กทม. ประกาศ ดร. สมชาย"),
@@ -234,6 +235,7 @@ def test_what_has_no_words_is_copied(vocab):
     # From one line in a thousand of the training text on, such lines are translated.
     assert parts_of(vocab, "...", changed=0.001) == ["..."]
     assert parts_of(vocab, "...", changed=0.0011) == vocab.src.encode(["..."])
+    assert str not in map(type, parts_of(vocab, f"ab cd {'.' * 50}", changed=0.0011))
 
 
 @pytest.mark.parametrize(

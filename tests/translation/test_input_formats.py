@@ -133,12 +133,15 @@ def test_rows_that_cannot_be_translated_are_kept(caplog):
     assert translated("tsv", b"a\nb\tc\n", "1", "2") == b"a\tA\nb\tc\n"
     assert translated("csv", b"a, b, c;d\ne;f\n", "1", "2") == b"a, b, c;A, B, C\ne;E\n"
     assert translated("csv", b'a, "b ""c"\n', "2") == b'a, "B ""C"\n'
+    bad = b"1\n" * 5 + b'"1"1,1\n'
+    assert translated("csv", bad + b"1,a\n", "2") == bad + b"1,A\n"
+    assert caplog.messages[-1].endswith(": 6, in line 1, 2, 3, 4, 5, ...")
 
 
 @pytest.mark.parametrize(
     ("kind", "data", "message"),
     [
-        ("jsonl", b'{"de": "a"}\n', "rows not translated .*: 1, in line 1"),
+        ("jsonl", b' \n{"de": "a"}\n', "rows not translated .*: 1, in line 2"),
         ("csv", b"a,b\nc,d\n", "rows not translated .*: 2, in line 1, 2"),
         ("vtt", b"WEBVTT\n\n00:01.000 -> 00:02.000\nab\n", "has no cues; to translate its lines, "),
         ("srt", b"1\r00:01,0 --> 00:02,0\rab\r", "has no cues; to translate its lines, add "),
@@ -204,10 +207,10 @@ def test_many_blanks_within_a_line_take_linear_time(blank):
 def test_characters_that_webvtt_writes_as_html_does():
     """A space that is no text, too. Sabotage: translate their names; decode them in a .srt."""
     times, texts = b"0:01 --> 0:02\n", []
-    film = b"WEBVTT\n\n" + times + b"&nbsp;\n\n" + times + b"<i>a&nbsp;&amp; b &lt; &#x31;</i>\n"
+    film = b"WEBVTT\n\n" + times + b"&nbsp;\n\n" + times + b"<i>a&nbsp;&amp; b &lt; &#x22;</i>\n"
     new = translated("vtt", film, translate=lambda text: texts.append(text) or text.upper())
-    assert texts == ["a\xa0& b < 1"]
-    assert new == film.replace(b"a&nbsp;&amp; b &lt; &#x31;", b"A &amp; B &lt; 1")
+    assert texts == ['a\xa0& b < "']
+    assert new == film.replace(b"a&nbsp;&amp; b &lt; &#x22;", b'A &amp; B &lt; "')
     film = times + b"a &amp; b\n"
     assert translated("srt", film, translate=str) == film
 

@@ -344,11 +344,12 @@ def test_the_summary_replaces_only_a_summary(translate, texts):
         assert translate("-i", "in/b/x.de", "-o", "x", "--summary", "s.gz").code == 0
         assert translate("-i", "in", "--output-dir", "in", "--summary", "in/s").code == 0
     assert json.loads(Path("in/s").read_text())["skipped"] == 3 and not Path("in/s.en").exists()
-    write("list", "in/nope")
+    write("list", "in/nope", "../x.de")
     assert translate("--files-from", "list", "--output-dir", "o", "--summary", "in/s").code == 3
     counts = ("lines", "split", "copied", "cut", "empty", "replaced", "kept")
     summary = json.loads(Path("in/s").read_text())
     assert [summary[name] for name in counts] == [0] * 7 and summary["exit_code"] == 3
+    assert summary["failed"]["../x.de"].startswith("is outside the current folder; ")
 
 
 def test_more_files_than_a_process_can_open(exported_run, tmp_path):
