@@ -65,8 +65,7 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
     with new_directory(output) as folder:  # with run.json from the start
         save_checkpoint(folder, {MODEL: weights}, state, newest.config, newest.vocab)
         if description:
-            described = replace(description, averaged_steps=steps, complete=True)
-            write_description(folder, described)
+            write_description(folder, replace(description, averaged_steps=steps, complete=True))
     return output
 
 

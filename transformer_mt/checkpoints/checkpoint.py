@@ -288,8 +288,7 @@ def _load(path: Path) -> Checkpoint:
                 for key in MOMENTS
             }
             _verify_tensors(path / TRAINING, moments, state)
-        digest = digest_of_files(files)
-        return Checkpoint(path, frozenset(files), digest, config, vocab, state)
+        return Checkpoint(path, frozenset(files), digest_of_files(files), config, vocab, state)
     except DataError as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:

@@ -153,5 +153,4 @@ def export(
     from transformer_mt.checkpoints.run_directory import find_checkpoint
     from transformer_mt.translation.export import export as export_checkpoint
 
-    checkpoint = find_checkpoint(path)
-    print(export_checkpoint(checkpoint, output, quantization, raw, format, license))
+    print(export_checkpoint(find_checkpoint(path), output, quantization, raw, format, license))

@@ -72,8 +72,7 @@ def _sample_training(run: RecordedRun) -> dict[str, RawPairs]:
         if not vocab and run.config.train.init_from:
             raise DataError("the run, whose vocabulary is another's, has no checkpoint yet")
         data = readable_corpus(run.config.data, run.config.data.train)
-        config = run.config.model_copy(update={"data": data})
-        corpus = prepare(config, vocab, Path(scratch))
+        corpus = prepare(run.config.model_copy(update={"data": data}), vocab, Path(scratch))
         if recorded not in (None, corpus.digest):
             raise DataError(f"data.train = {data.train}: has changed since the run read it")
         positions, pairs, vocab = _spread(len(corpus.pairs)), corpus.pairs, corpus.vocab

@@ -222,8 +222,7 @@ def score_output(
         _record(test_set, output, scores)
     differences: list[Difference] = []
     if baseline:
-        lines = output.lines, baseline.lines
-        differences = compare_scores(*lines, test_set.references, metrics)
+        differences = compare_scores(output.lines, baseline.lines, test_set.references, metrics)
     return EvaluationReport(test_set, output, scores, baseline, differences)
 
 

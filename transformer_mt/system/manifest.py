@@ -21,8 +21,7 @@ class _Manifest:
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
     """Writes or replaces the manifest of a directory: SHA-256 digests by file name, and its own."""
-    body = {"files": files, "format": MANIFEST_FORMAT}
-    replace_file(directory / MANIFEST, signed_json(body))
+    replace_file(directory / MANIFEST, signed_json({"files": files, "format": MANIFEST_FORMAT}))
 
 
 def read_manifest(directory: Path) -> dict[str, str]:

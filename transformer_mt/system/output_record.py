@@ -99,8 +99,7 @@ class OutputRecord:
         if self._overwrite or not output.target or not output.target.exists():
             return False
         self._read_new()  # another job may have written it meanwhile
-        name = self._name(output.target)
-        present = self._versions.get(name, {}).get(sha256(output.target))
+        present = self._versions.get(self._name(output.target), {}).get(sha256(output.target))
         if not present:
             raise OutputError(
                 f"{output.name}: exists, and was edited or written by another program;"

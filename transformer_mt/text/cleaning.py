@@ -154,8 +154,7 @@ def script_of(line: str) -> str:
     """Names the script of most letters of a line; empty without letters."""
     if line.isascii() or not _LETTER_NOT_LATIN.search(line):
         return "Latin" if _LETTER.search(line) else ""
-    scripts = Counter(map(_script_of_letter, _LETTER.findall(line)))
-    return scripts.most_common(1)[0][0]
+    return Counter(map(_script_of_letter, _LETTER.findall(line))).most_common(1)[0][0]
 
 
 def usual_script(lines: Sequence[str]) -> str:

@@ -141,8 +141,7 @@ def compare_with(first_dir: Path | None, trainer: Trainer) -> None:
         return
     if first := description_if_sound(first_dir):
         config, environment, own = trainer.config, _environment(trainer), asdict(trainer.progress)
-        before = first.environment
-        changes = reasons_against_bit_equality(first.config, before, config, environment)
+        changes = reasons_against_bit_equality(first.config, first.environment, config, environment)
         texts = [f"the {text}" for key, text in ORIGINS.items() if first.digests[key] != own[key]]
         if differences := [*texts, *changes.values()]:
             logger.warning("differs from %s: %s", first_dir, ", ".join(differences))

@@ -36,8 +36,7 @@ def dry_run(config: Config, run_dir: Path) -> str:
             trainer = build_trainer(config, run_dir, Path(scratch), processes)
         steps = trainer.start_epoch()
         with compute_settings(trainer.engine.device, tf32=True):
-            progress = trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)
-            trainer.progress = progress
+            trainer.progress = trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)
             lines = _describe(trainer, steps) + _estimate(trainer, steps)
         processes.finish()
     lines += ["", "configuration (keys that differ from the defaults):"]

@@ -120,8 +120,7 @@ def _translate_chunks(
             yield taken.popleft(), translations
             first_line += len(texts)
     else:
-        translated = translator.translate_chunks(read_texts(), progress.update, first_line)
-        for translations in translated:
+        for translations in translator.translate_chunks(read_texts(), progress.update, first_line):
             yield taken.popleft(), translations
     if failures:
         raise failures[0]
