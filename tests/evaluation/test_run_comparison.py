@@ -175,6 +175,8 @@ def test_the_formats(groups):
     assert format_rows([[{"run": "a", "BLEU": -0.001}]], "markdown").endswith("| a | 0.00 |")
     rows = [[{"run": "a|\x1b", "model.attention_bias": False}], [{"run": "b"}]]
     assert format_rows(rows, "markdown").splitlines()[2] == "| a\\|\x1b | false |"
+    row = {"run": "a", "vocab.symbols": '["<bt>"]'}  # else a tag, which is not shown
+    assert format_rows([[row]], "markdown").endswith(r'| a | ["\<bt>"] |')
     row = {"run": "a", "x|y: BLEU": 1.0, "p": 0.00002}
     assert format_rows([[row]], "markdown").startswith("| run | x\\|y: BLEU | p |\n")
     assert format_rows([[row]], "markdown", ["X|Y*", "p"]).endswith("| 1.00 | <0.0001 |")

@@ -53,6 +53,8 @@ _TITLE_WIDTH = 12
 _TEXT_DIGEST = re.compile(r"\([0-9a-f]{8}\)\Z")
 """Ends the name of a test set, unless that is sacreBLEU's."""
 _RESAMPLING = re.compile(r"\|bs:\d+\|seed:\w+")
+_MARKDOWN = re.compile(r"\||<(?=\D)")
+"""What ends a cell, or begins an HTML tag, which is not shown: `<bt>` may be a symbol."""
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", '"': r"{\char34}", "±": r"$\pm$"}
 _LATEX |= {"|": r"\textbar\allowbreak{}", "[": "{[}", "*": "{*}", "−": "$-$"}
@@ -299,7 +301,7 @@ def format_rows(
         means = [f"mean ± standard deviation over {number}seeds{singles}"] if counts else []
         return _latex(titles, lines, texts, [*means, *dict.fromkeys(signatures)])
     rule = ["---"] * texts + ["---:"] * (len(titles) - texts)
-    lines = [[cell.replace("|", r"\|") for cell in row] for row in (titles, rule, *lines)]
+    lines = [[_MARKDOWN.sub(r"\\\g<0>", cell) for cell in row] for row in (titles, rule, *lines)]
     return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
