@@ -168,7 +168,8 @@ def build_trainer(
     corpus = prepare(config, origin.vocab if origin else None, scratch)
     corpus = replace(corpus, known_sources=origin.sources if origin else None)
     warn_of_trained_pairs(name, valid, corpus)
-    _warn_of_trained_test(config, corpus)
+    if processes.is_main:
+        _warn_of_trained_test(config, corpus)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
