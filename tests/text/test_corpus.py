@@ -313,7 +313,7 @@ ROW = b'{"de": "a", "en": "b"}\n'
         ("a.csv", b"de,en\na,b,\n", "a.csv, line 2: .* columns is 3, not 2"),
         ("a.csv", b'de,en\na,b\n"c,d\ne,f\n', "a.csv, line 3: cannot be read: unexpected end"),
         ("a.csv", b'de,en\n"a"b,c\n', "a.csv, line 2: cannot be read: "),
-        ("a.csv", b"de,en\ra,b\r", "a.csv, line 1: .* a carriage return without quotes"),
+        ("a.csv", b"de,en\ra,b\r", "a.csv, line 1: .* an unquoted carriage return"),
         ("a.csv", b"Hallo,Hello\nJa,Yes\n", "a.csv, line 1: .* must name the columns de and en"),
         ("a.csv", b"de|en\na|b\n", "a.csv, line 1: .* must name the columns"),
         ("a.csv", b"de,en,de\na,b,c\n", "a.csv, line 1: .* must name the columns"),

@@ -85,8 +85,8 @@ def texts_of_rows(rows: Rows, columns: Columns, place: str) -> Iterator[tuple[An
                 yield tuple(_text(row, column, f"{key} = {column}: {at}") for key, column in named)
     except (ValueError, RecursionError, csv.Error) as error:
         line, reason = number + getattr(error, "lineno", 1), getattr(error, "msg", error)
-        if "universal-newline" in str(reason):  # advice for programmers
-            reason = r"a carriage return without quotes; quote it, or tr '\r' '\n' < OLD > NEW"
+        if "new-line character" in str(reason):  # with advice for programmers
+            reason = r"an unquoted carriage return; quote it, or run tr '\r' '\n' < OLD > NEW"
         raise DataError(f"{place} {line:,}: cannot be read: {reason}") from None
 
 
