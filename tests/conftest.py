@@ -105,7 +105,7 @@ def write_pairs(folder: Path, name: str, pairs: Sequence[tuple[str, str]]) -> No
 
 
 def write_copy_corpus(folder: Path, sizes: dict[str, int]) -> None:
-    """Writes splits whose two sides are the same, without a line in common."""
+    """Writes splits whose two sides are the same; no line is in two splits."""
     lines = iter(copy_lines(sum(sizes.values()), seed=0))
     for split, count in sizes.items():
         write_pairs(folder, split, [(line, line) for line in islice(lines, count)])

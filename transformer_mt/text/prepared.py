@@ -365,7 +365,9 @@ def _count_common(pairs: EncodedPairs, trained: EncodedPairs) -> int:
 
 def _sum_ids(lines: EncodedLines) -> npt.NDArray[np.int64]:
     """Sums the ids of each line, of which none is empty, (N,)."""
-    chunks = np.split(np.arange(len(lines)), range(_PAIRS_PER_CHUNK, len(lines), _PAIRS_PER_CHUNK))
-    # In chunks, since NumPy copies all ids that it sums at once as int64.
-    parts = map(lines.take, chunks)
-    return np.concatenate([np.add.reduceat(x.ids, x.offsets[:-1], dtype=np.int64) for x in parts])
+    sums = []
+    for first in range(0, len(lines), _PAIRS_PER_CHUNK):  # NumPy copies what it sums, as int64
+        offsets = lines.offsets[first : first + _PAIRS_PER_CHUNK + 1]
+        ids = lines.ids[offsets[0] : offsets[-1]]
+        sums.append(np.add.reduceat(ids, offsets[:-1] - offsets[0], dtype=np.int64))
+    return np.concatenate(sums)
