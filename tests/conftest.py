@@ -9,6 +9,7 @@ import random
 import resource
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -330,6 +331,22 @@ class Called(NamedTuple):
     code: int
     out: bytes
     err: str
+
+
+def peak_memory(function, /, *arguments: object) -> int:
+    """Returns the most bytes held during a call, by Python and NumPy.
+
+    Cycles are collected before it, not during it, so that the figure does not depend on when.
+    """
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        function(*arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 def assert_one_error(called: Called, culprit: str) -> None:

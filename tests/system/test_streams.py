@@ -12,14 +12,13 @@ import resource
 import sys
 import tarfile
 import threading
-import tracemalloc
 import zipfile
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from conftest import refuses
+from conftest import peak_memory, refuses
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -202,12 +201,12 @@ def test_a_line_without_end_does_not_fill_the_memory(monkeypatch, suffix):
     """As a small compressed file may hold one. Sabotage: read on."""
     monkeypatch.setattr(streams, "MAX_LINE_BYTES", 10**6)
     data = compress(b"a\n" + bytes(3 * 10**7), suffix)
-    tracemalloc.start()
-    with pytest.raises(DataError, match="^in: has a line of more than 1,000,000 bytes$"):
-        list(LineReader(io.BytesIO(data), "in").chunks(9, 9))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8 * 10**7
+    message = "^in: has a line of more than 1,000,000 bytes$"
+
+    def read():
+        refuses(DataError, message, list, LineReader(io.BytesIO(data), "in").chunks(9, 9))
+
+    assert peak_memory(read) < 8 * 10**7
 
 
 def test_inputs_that_cannot_be_read(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import logging
 import os
 import shutil
 import time
-import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -12,7 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import file_size_limit, refuses, tiny_config, write_copy_corpus, write_pairs
+from conftest import (
+    file_size_limit,
+    peak_memory,
+    refuses,
+    tiny_config,
+    write_copy_corpus,
+    write_pairs,
+)
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -287,11 +293,8 @@ def test_to_count_trained_pairs_takes_little_memory():
     trained = EncodedPairs(EncodedLines.cut(ids, counts), EncodedLines.cut(ids, counts))
     first_and_last = np.r_[:9, 99_991:100_000]
     few = EncodedPairs(*(side.take(first_and_last) for side in (trained.src, trained.tgt)))
-    tracemalloc.start()
     assert _count_common(few, trained) == 18
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 8 * len(ids)
+    assert peak_memory(_count_common, few, trained) < 8 * len(ids)
 
 
 def test_targets_with_a_symbol_are_refused(folder, caplog):

@@ -1,10 +1,9 @@
 """Translation memories: which segments are taken, what of them is text, and broken files."""
 
-import tracemalloc
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, refuses
+from conftest import assert_one_error, peak_memory, refuses
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -128,12 +127,11 @@ def test_a_broken_file(tmp_path, head, body, message):
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
     path = write(tmp_path / "a.tmx", *[unit(de="d" * 100, en="e" * 100)] * 10_000)
-    tracemalloc.start()
-    try:
+
+    def read_all():
         assert sum(1 for _ in read_tmx(path, "de", "en")) == 10_000
-        assert tracemalloc.get_traced_memory()[1] < 2e6 < path.stat().st_size
-    finally:
-        tracemalloc.stop()
+
+    assert peak_memory(read_all) < 2e6 < path.stat().st_size
 
 
 TAGS = "<tu> </tu> <tuv> </tuv> <seg> </seg> <ph> </ph> <sub/> </a> <!-- ]]> &lt;".split()

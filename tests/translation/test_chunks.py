@@ -7,12 +7,11 @@ import math
 import os
 import shutil
 import threading
-import tracemalloc
 from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
-from conftest import translate_options
+from conftest import peak_memory, translate_options
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.output_record import OutputRecord
@@ -98,10 +97,7 @@ def test_memory_stays_flat(tmp_path, monkeypatch):
     peaks = []
     for count in (4_000, 40_000):
         (tmp_path / "in").write_text("abc de fgh\n" * count)
-        tracemalloc.start()
-        translate(tmp_path / "in", tmp_path / "out", OutputOptions())
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
+        peaks.append(peak_memory(translate, tmp_path / "in", tmp_path / "out", OutputOptions()))
     assert peaks[1] < 1.2 * peaks[0]
 
 
