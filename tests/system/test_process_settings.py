@@ -143,6 +143,15 @@ def test_a_bar_at_a_lost_terminal(monkeypatch):
     assert sys.stderr.write("lost") == 4
 
 
+def test_items_print_lines_without_a_terminal(capsys, monkeypatch):
+    """Long text takes minutes to prepare. Sabotage: leave `__iter__` to tqdm."""
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    show_messages()
+    assert list(ProgressBar("reading", "pairs", 3, items="abc")) == [*"abc"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"reading: {n} of 3 pairs" for n in (1, 2, 3)]
+
+
 HOSTILE = "a\x1b[2J\x9bb\nc\x7f"
 SHOWN = "a\\x1b[2J\\x9bb\\x0ac\\x7f"
 

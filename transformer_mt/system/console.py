@@ -7,7 +7,7 @@ messages are hidden until `show_messages` is called, so programs that import the
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tqdm import tqdm
@@ -74,7 +74,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
     """Progress of a task: a bar on a terminal, otherwise lines.
 
     Nothing is shown unless progress messages are. Without `items` the caller moves the bar with
-    `update`; only then are lines printed.
+    `update`.
 
     Args:
         name: What is being done.
@@ -108,6 +108,13 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self._prints_lines = self.disable and shows_progress() and not hidden
         self._done = self._done_before = done
         self._began = self._last_line = time.monotonic()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the items; tqdm counts them only if it shows a bar."""
+        for item in super().__iter__():
+            yield item
+            if self._prints_lines:
+                self.update(1)
 
     def update(self, count: int) -> None:
         """Adds to the number of items done."""
