@@ -17,6 +17,7 @@ from transformer_mt.config.loading import load_config
 from transformer_mt.config.splits import SplitColumns, SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
+from transformer_mt.text import corpus
 from transformer_mt.text.corpus import load_split, open_split
 from transformer_mt.text.prepared import _fingerprint, prepare
 from transformer_mt.text.test_sets import load_test_set
@@ -62,6 +63,16 @@ def test_a_split_may_be_a_table_of_two_files(own_text):
     assert pairs_of(config, table()) == NUMBERS
     for part in "[:] [:3] [2:] [:-4] [-4:-2] [-2:] [-30:2] [8:999999999999999999]".split():
         assert pairs_of(config, table(part)) == eval(f"NUMBERS{part}")
+
+
+def test_the_last_pairs_are_found_in_one_reading(own_text, monkeypatch):
+    """Every start of training takes them. Sabotage: count the pairs first."""
+    readings, read_text = [], corpus._read_text
+    monkeypatch.setattr(corpus, "_read_text", lambda *p: readings.append(p) or read_text(*p))
+    config = DataConfig(path=str(own_text))
+    assert pairs_of(config, table("[-4:-2]")) == NUMBERS[-4:-2] and len(readings) == 1
+    monkeypatch.setattr(corpus, "_MOST_HELD", 3)
+    assert pairs_of(config, table("[-4:-2]")) == NUMBERS[-4:-2] and len(readings) == 3
 
 
 def test_a_table_of_the_other_direction_is_reported(tmp_path, caplog):

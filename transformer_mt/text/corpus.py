@@ -6,6 +6,7 @@ In text files only a line feed ends a line.
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +40,8 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """A name without an owner might be taken for a format by the `datasets` library."""
 _SLICE_AT_END = re.compile(rf"{SLICE}\Z")
 _LISTED_FILES = 8
+_MOST_HELD = 10_000
+"""Last pairs of a text that may be held in memory instead of counting all pairs first."""
 
 
 @dataclass(frozen=True)
@@ -226,9 +229,12 @@ def _open_files(
 
 def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[Pair]:
     start, stop = (int(end) if end else None for end in part.strip("[]").split(":"))
-    if min(start or 0, stop or 0) < 0:  # relative to the end, so count the pairs
-        start, stop, _ = slice(start, stop).indices(sum(1 for _ in read()))
-    pairs = islice(read(), start, stop)
+    if -_MOST_HELD <= (start or 0) < 0 and (stop or -1) < 0:
+        pairs = iter([*deque(read(), -start)][:stop])
+    else:
+        if min(start or 0, stop or 0) < 0:  # relative to the end, so count the pairs
+            start, stop, _ = slice(start, stop).indices(sum(1 for _ in read()))
+        pairs = islice(read(), start, stop)
     if (first := next(pairs, None)) is None:
         names, count = " and ".join(map(str, paths)), sum(1 for _ in read())
         raise DataError(f"{names}: the slice {part} selects none of {count:,} pairs")
