@@ -9,6 +9,7 @@ import pytest
 from conftest import assert_one_error, write_config
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.cli.evaluate import ScoredGroup
 from transformer_mt.config.keys import DEFAULTS, Config
 from transformer_mt.system.console import shows_progress
 from transformer_mt.translation import options as opts
@@ -44,6 +45,7 @@ def test_a_shell_completes_options_and_their_values(call, monkeypatch):
     monkeypatch.setenv("_TRANSFORMER_MT_COMPLETE", "complete_bash")
     for words, expected in (
         ("transformer-mt translate run --prec", b"--precision"),
+        ("transformer-mt translate run -o a -o b --prec", b"--precision"),
         ("transformer-mt translate run --precision ", b"fp32\nbf16\nfp16"),
     ):
         monkeypatch.setenv("COMP_WORDS", words)
@@ -82,6 +84,7 @@ def test_the_main_process_prints_the_estimate(corpus_dir, tmp_path, monkeypatch,
     for rank, out in (("0", b"estimate\n"), ("1", b"")):
         monkeypatch.setenv("RANK", rank)
         assert call("train", config, "--dry-run").out == out
+    assert ScoredGroup(hypotheses=Path("nope")).check_output(None, False) is None  # in process 1
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,14 @@ DRAWN = "--sample --top-k 5 --temperature 0.5 --seed 0"
 GIVEN = opts.TranslateOptions(MODEL, SEARCH, OUTPUT, opts.InputOptions("csv", "2", "3"))
 EXPORTED = "--raw --format transformers --license mit --quantization int8"
 EXPORT, TRANSLATE = "translation.export.export", "translation.job.translate"
+TUNE = (
+    "--device cpu --precision bf16 --max-length 9 --raw --batch-tokens 7 --valid v --split s"
+    " --beam-size 1,4 --length-penalty 2"
+)
+LOADED = opts.LoadOptions("cpu", "bf16", 9, True)
+TUNED = [opts.SearchOptions(1, 0.0, batch_tokens=7), opts.SearchOptions(4, 2.0, batch_tokens=7)]
+BUILD = "checkpoints.checkpoint.Checkpoint.build_model"
+SEARCH_WITH = "translation.translation_model.TranslationModel.translator"
 STEP = "step-00000001"
 
 
@@ -124,6 +135,9 @@ OPTIONS = [
     ("export RUN -o y", EXPORT, [STEP, Path("y"), None, False, "ctranslate2", None]),
     (f"export RUN -o y {EXPORTED}", EXPORT, [STEP, Path("y"), "int8", True, "transformers", "mit"]),
     (f"translate {ALL}", TRANSLATE, [[Path("run"), Path("other")], FILES, GIVEN]),
+    (f"tune a {TUNE}", "evaluation.tuning.tune_search", [[Path("a")], ("v", "s"), TUNED, LOADED]),
+    ("plot attention RUN a -o x.png --raw", BUILD, [True]),
+    ("evaluate RUN --batch-tokens 7", SEARCH_WITH, [opts.SearchOptions(batch_tokens=7)]),
     ("translate run --sample", TRANSLATE, drawing(opts.Sampling())),
     (f"translate run {DRAWN}", TRANSLATE, drawing(opts.Sampling(5, 0.5, 0))),
 ]
