@@ -217,7 +217,8 @@ def test_a_length_penalty_of_greedy_search_is_a_warning(copy_run, texts, call):
         done = call(*words, "--length-penalty", alpha, stdin=texts / "ref")
         assert done.code == 0 and done.out and done.err.count(message) == warned
     words = "evaluate", "--hypotheses", texts / "ref", *files, "--beam-size", 2
-    for more, warned in (((), True), (("--baseline", copy_run), False), ((copy_run,), True)):
+    file, run = (("--baseline", each) for each in (texts / "hyp", copy_run))
+    for more, warned in (((), True), (file, True), (run, False), ((copy_run,), True)):
         assert call(*words, *more).err.count("--beam-size has no effect on --hyp") == warned
 
 
