@@ -91,11 +91,11 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
 
 def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
     """By the commands that it prints; with spaces, umlauts and quotes in all names."""
-    write_pairs(tmp_path / "mein Täxt", "ein 'wört'", PAIRS)
+    write_pairs(tmp_path / "mein Täxt", "ein 'wört'", PAIRS[:20])
     monkeypatch.chdir(tmp_path)
     files = [f"mein Täxt/ein 'wört'.{language}" for language in ("de", "en")]
     code, out, err = call("init", "mein Übersetzer", "--src", files[0], "--tgt", files[1])
-    assert code == 0 and "wrote mein Übersetzer.toml for 300 pairs on " in err
+    assert code == 0 and "wrote mein Übersetzer.toml for 20 pairs on " in err
     dry_run, train = (shlex.split(line, comments=True) for line in out.decode().splitlines())
     assert dry_run == [*train, "--dry-run"] and train[0] == "transformer-mt"
     in_file = re.search(r"transformer-mt (evaluate .*)", Path("mein Übersetzer.toml").read_text())
@@ -108,11 +108,11 @@ def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
 
 @pytest.mark.parametrize(
     ("name", "folder", "path"),
-    [("new.v2", "", "."), ("new.toml", "../data", "../data"), ("configs/new", "", "..")],
+    [("new.v2", "", "."), ("new.toml", "../data", "../data"), ("configs\udcff/new", "", "..")],
 )
 def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, folder, path):
     """It is found from any working directory; two folders may be named, one absolutely."""
-    (tmp_path / "work" / "configs").mkdir(parents=True)
+    (tmp_path / "work" / "configs\udcff").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     for place in (Path(folder), tmp_path / "b"):
         write_pairs(place, "text", PAIRS)
@@ -149,7 +149,7 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call, monkeypatch):
     """Both texts are validated. Sabotage: take sizes that suit the text, or random weights."""
     run = os.path.relpath(untrained_run)
     done = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--from", run)
-    assert "too few" not in done.err and "translates" not in done.err
+    assert not re.search("too few|empty|translates", done.err)
     assert done.code == 0 and done.out.splitlines()[1].startswith(b"transformer-mt train new.toml ")
     config, old = load_config(Path("new.toml")), find_checkpoint(untrained_run).config
     assert config.model == old.model.model_copy(update={"dropout": 0.3})
@@ -167,9 +167,10 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call, monkeypatch):
         wrong = call("init", "b", "--src", "text.de", "--tgt", "text.en", "--from", other)
         assert_one_error(wrong, culprit)
     monkeypatch.setattr(new_config, "choose_keys", lambda *_: choose_keys(text_of(20_000), CPU))
-    done = call("init", "b", "--src", "text.en", "--tgt", "text.de", "--from", run)
+    best = f"{run}/step-00000001"
+    done = call("init", "b", "--src", "text.en", "--tgt", "text.de", "--from", best)
     assert load_config(Path("b.toml")).train.bidirectional_epochs == 0
-    assert f"warning: {run} translates de to en, this text is en to de\n" in done.err
+    assert f"warning: {best} translates de to en, this text is en to de\n" in done.err
 
 
 def test_fine_tuning_a_run_with_symbols(work, corpus_dir, tmp_path, call, monkeypatch):
