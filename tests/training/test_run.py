@@ -21,6 +21,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import CheckpointError, DataError, DeviceError
+from transformer_mt.system.console import logger
 from transformer_mt.system.files import locked
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training import environment as environment_module
@@ -48,7 +49,8 @@ def first(corpus_dir, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_dir(first, tmp_path) -> Path:
-    return shutil.copytree(first, tmp_path / "run")
+    """Gives a copy of it, made by a program that leaves out hidden files."""
+    return shutil.copytree(first, tmp_path / "run", ignore=shutil.ignore_patterns(".*"))
 
 
 def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
@@ -92,12 +94,13 @@ def test_a_run_is_trained_again_from_its_directory(corpus_dir, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     shutil.copytree(corpus_dir, "text")
     config = write_config(tmp_path, corpus_dir, data__path="text", data__prepared_dir="prepared")
+    config = config.rename("tiny\udcff.toml")
     sets = "--set", "train.max_steps=3", "--set", "train.seed=7"
     assert call("train", config, *sets, "--run", "first", "-q")[::2] == (0, "")
     config.unlink()
     toml = Path("first/config.toml").read_text()
-    command = f"#     transformer-mt train {config} {' '.join(sets)} --run first -q\n"
-    assert toml.count("#  ") == toml.count(command) == toml.count(str(tmp_path)) == 1
+    command = f"#     transformer-mt train 'tiny?.toml' {' '.join(sets)} --run first -q\n"
+    assert toml.count("#  ") == toml.count(command) == 1 and str(tmp_path) not in toml
     for line in ('path = "text"', "seed = 7  # --set", "d_model = 16", "keep_last = 5  # default"):
         assert f"\n{line}\n" in toml
     assert call("train", "first/config.toml", "--run", "again", "-q")[::2] == (0, "")
@@ -172,8 +175,9 @@ def test_a_finished_run_keeps_what_it_was_trained_with(corpus_dir, run_dir, tmp_
     write_description(run_dir, replace(read_description(run_dir), complete=False))  # a kill
     train(small_config(corpus_dir, train__max_steps=1), run_dir)
     assert [path.read_text() for path in files] == before
+    monkeypatch.setattr("transformer_mt.training.description.source_state", lambda: ("", ""))
     train(small_config(corpus_dir, train__max_steps=step + 1), run_dir)
-    assert read_description(run_dir).config.train.max_steps == step + 1
+    assert read_description(run_dir).config.train.max_steps == step + 1 and not files[2].exists()
     assert "\n#     transformer-mt train x\n" in (run_dir / "config.toml").read_text()
 
 
@@ -190,7 +194,7 @@ def test_a_run_that_another_process_has_just_started(corpus_dir, first, tmp_path
 @pytest.mark.parametrize("command", [train, dry_run])
 def test_where_a_run_cannot_be(tmp_path, command):
     """A file or a broken link in the way is named before anything is read or written."""
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch(0o755)
     (tmp_path / "link").symlink_to("unmounted")
     without_text = tiny_config(tmp_path / "nowhere")
     for name in ("file", "link", "file/deep/run", "link/deep/run"):
@@ -198,7 +202,7 @@ def test_where_a_run_cannot_be(tmp_path, command):
             command(without_text, tmp_path / name)
     with pytest.raises(DataError):
         command(without_text, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists() and not logger.handlers
 
 
 def test_names_that_a_run_cannot_have(corpus_dir, run_dir, tmp_path):
@@ -206,6 +210,10 @@ def test_names_that_a_run_cannot_have(corpus_dir, run_dir, tmp_path):
     checkpoint, *_ = list_checkpoints(run_dir)
     (tmp_path / "link").symlink_to(checkpoint)
     require_writable(checkpoint / ".." / ".." / "other")
+    for name in ("manifest.json", "state.json"):  # of other programs
+        (folder := tmp_path / name[:5]).mkdir()
+        (folder / name).touch()
+        require_writable(folder / "run")
     for place in (checkpoint, checkpoint / "deep" / "run", tmp_path / "link"):
         with pytest.raises(CheckpointError, match=f"^{checkpoint}: is a checkpoint; name another"):
             train(small_config(corpus_dir), place)
