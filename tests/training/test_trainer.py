@@ -281,7 +281,12 @@ def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
     monkeypatch.setattr(validation_module, "mean_nll", mean_nll)
     scores += [1.0, 1.0]
     peaks = {(torch.device("cpu"), "fp32", ALONE): 1e6}
-    monkeypatch.setattr(trainer_module, "measure_peak_flops", lambda *given: peaks[given])
+
+    def measure_peak_flops(*given: object) -> float:
+        clock.seconds += 1000
+        return peaks[given]
+
+    monkeypatch.setattr(trainer_module, "measure_peak_flops", measure_peak_flops)
     sums: list[LogWindow] = []
     around_steps(monkeypatch, *2 * [lambda engine, _: sums.append(engine.read_window())])
     changes = {"train__max_steps": 5, "train__log_every": 2, "valid__every": 3}
@@ -301,7 +306,7 @@ def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
         assert line["mfu"] == pytest.approx(flops / seconds / 1e6, abs=1e-3)
         assert line["lr"] == noam_rate(line["step"], 16, 100) and line["skipped"] == 0
         assert line["grad_norm"] > 0 and line["epoch"] == 0
-        assert line["seconds"] == 30 * line["step"] + 200 * (line["step"] > 3)
+        assert line["seconds"] == 1000 + 30 * line["step"] + 200 * (line["step"] > 3)
 
 
 def test_metrics_of_a_validation(corpus_dir, tmp_path, scores):
