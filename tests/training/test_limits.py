@@ -1,13 +1,14 @@
 """When training stops, the time left until then, and what it shows: a bar, or lines."""
 
 import re
+from dataclasses import replace
 
 from conftest import records, tiny_config
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
-from transformer_mt.training.limits import steps_left
+from transformer_mt.training.limits import StepDisplay, steps_left
 from transformer_mt.training.run import train
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
@@ -37,7 +38,7 @@ def test_loss_is_shown_from_the_first_step_on(
     assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]
     monkeypatch.setattr("transformer_mt.training.limits.SECONDS_BETWEEN_LINES", 0.0)
     train(config, tmp_path / "shown")
-    pattern = r"^step (\d+): loss \d\.\d{3}, .* tokens/s, .*, \d\d:\d\d left$"
+    pattern = r"^step (\d+): loss \d\.\d{3}, .* tokens/s, .* lr \S+, \d\d:\d\d left$"
     lines = re.findall(pattern, capsys.readouterr().err, re.M)
     assert lines == [str(step) for step in range(1, 15)]
     seldom, shown = (records(tmp_path / name) for name in ("seldom", "shown"))
@@ -45,3 +46,15 @@ def test_loss_is_shown_from_the_first_step_on(
     assert logged == [1, 2, 5, 6, 12, 14]
     for left, right in zip(seldom, shown, strict=True):
         assert all(left[key] == right[key] for key in left.keys() & {"loss", "step", "nll"})
+
+
+def test_the_bar_on_a_terminal(monkeypatch, capsys):
+    """Steps, those until the first limit, the time left, metrics. Sabotage: begin at step 0."""
+    monkeypatch.setattr("transformer_mt.training.limits.shows_bars", lambda: True)
+    config = config_of({"max_steps": 100, "max_epochs": 2})
+    with StepDisplay(config, PROGRESS, 100.0) as display:
+        display.advance(replace(PROGRESS, step=8), 104.0, 11)
+        display.show(8, {"loss": 2.0, "tokens_per_second": 1234.0, "skipped": 1})
+    first, *_, last = capsys.readouterr().err.strip().split("\r")
+    assert first.startswith("7/100 ") and last.startswith("8/16 ")
+    assert last.endswith(" 00:32 left, loss 2.000, 1,234 tokens/s, 1 skipped")
