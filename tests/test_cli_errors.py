@@ -163,6 +163,17 @@ def test_a_full_disk(copy_run):
         assert_one_error(called, "No space left")
 
 
+def test_a_reader_that_has_ended():
+    """SIGPIPE ends the process also if its output was buffered until the end."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"stdout": writing, "stderr": subprocess.PIPE}
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command("config", "optim.muon"), env=buffered, timeout=60, **streams)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
