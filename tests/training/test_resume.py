@@ -88,12 +88,13 @@ def test_a_missed_validation_is_made_up_at_once(corpus_dir, interrupted, scores,
     assert validations == [(4, 6.0), (6, 5.0)]
 
 
-def test_a_missed_validation_may_end_training(corpus_dir, interrupted, scores):
-    """If it exhausts the patience. Sabotage: look at the limits before it alone."""
+@pytest.mark.parametrize(("key", "limit"), [("valid.patience", 1), ("train.max_steps", 4)])
+def test_a_missed_validation_may_end_training(corpus_dir, interrupted, scores, key, limit):
+    """Or be all that is left. Sabotage: look at the limits before it alone."""
     scores += [-1.0]
-    config = build_config(corpus_dir, **INTERRUPTED, valid__patience=1)
-    assert train(config, interrupted).step == 4
-    assert "done: valid.patience = 1, at step 4" in log_text(interrupted)
+    config = build_config(corpus_dir, **INTERRUPTED, **{key.replace(".", "__"): limit})
+    assert train(config, interrupted).step == 4 and scores == []
+    assert f"done: {key} = {limit}, at step 4" in log_text(interrupted)
 
 
 def test_a_log_line_over_two_processes(corpus_dir, tmp_path, scores, clock, monkeypatch):

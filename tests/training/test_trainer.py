@@ -176,6 +176,7 @@ def test_if_the_best_cannot_be_saved_that_before_stays(corpus_dir, tmp_path, sco
     progress = train(build_config(corpus_dir, valid__every=2, **changes), tmp_path / "run")
     assert (progress.best_step, progress.best_bleu, progress.validations_since_best) == (10, 3.0, 1)
     assert find_checkpoint(tmp_path / "run").progress.step == 10
+    assert "run/step-00000006: cannot save step 6: No space left" in log_text(tmp_path / "run")
     [record] = read_evaluations(tmp_path / "run")
     assert record.checkpoint == "step-00000010"
 
