@@ -282,8 +282,7 @@ class Trainer:
     def _save_best(self, result: Validation, previous: Progress) -> None:
         """Saves the best checkpoint so far; if that fails, the one before it stays the best."""
         self._save()
-        if self._processes.is_main:
-            self._saver.wait()  # the record holds the digest of the checkpoint
+        self._saver.wait()  # the record holds the digest of the checkpoint
         saved, step = self._processes.broadcast(self._saver.saved), self.progress.step
         if saved is None or saved.step != step:
             self.progress = replace(previous, valid_step=step, validations_since_best=0)
