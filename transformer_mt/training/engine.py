@@ -277,7 +277,7 @@ class Engine:
                 }
         if self.ema:
             self.ema.model.load_state_dict(state["ema"])
-        if self.scaler.is_enabled() and counters.loss_scaler:
+        if counters.loss_scaler:
             self.scaler.load_state_dict(counters.loss_scaler)
         self.skipped_steps.fill_(counters.skipped_steps)
         self.nonfinite_in_row.fill_(counters.nonfinite_in_row)
