@@ -177,7 +177,7 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
             keys = sizes[recipe["sizes"]] | recipe[name]
     if (epochs := keys.get("train.bidirectional_epochs")) and not machine.has_gpu:
         tokens = text.train_pairs * text.tokens_per_line
-        most = int(_REVERSED_STEPS * keys["train.batch_tokens"] / max(tokens, 1))
+        most = int(_REVERSED_STEPS * keys["train.batch_tokens"] / tokens)
         keys["train.bidirectional_epochs"] = min(epochs, max(most, 1))
     if text.characters > _MANY_CHARACTERS:
         keys["vocab.size"] += text.characters
