@@ -65,12 +65,10 @@ class StepDisplay(tqdm):  # type: ignore[misc]
         super().__init__(
             total=config.train.max_steps,
             initial=progress.step,
-            unit="step",
             dynamic_ncols=True,
             # Four columns stay free: an echoed ^C must not wrap the line.
             bar_format="{n_fmt}/{total_fmt} {bar:-4} {desc}{postfix}",
             miniters=1,
-            file=sys.stderr,
             disable=not shows_bars(),
         )
 
