@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from conftest import replace_file, weights
+from conftest import refuses, replace_file, weights
 from small_checkpoint import describe, save_step, small_config
 
 from transformer_mt.checkpoints.averaging import average
@@ -50,17 +50,13 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
     with pytest.raises(CheckpointError, match="none: --last 2 needs .* there are 0; choose"):
         average(tmp_path / "none", 2, None)
-    with pytest.raises(CheckpointError, match="but there are 4; "):
-        average(run_dir, 9, None)
-    with pytest.raises(CheckpointError, match="already exists"):
-        average(run_dir, 2, tmp_path)
-    with pytest.raises(CheckpointError, match="a\udcff: not UTF-8"):
-        average(run_dir, 2, tmp_path / "a\udcff")
+    refuses(CheckpointError, "but there are 4; ", average, run_dir, 9, None)
+    refuses(CheckpointError, "already exists", average, run_dir, 2, tmp_path)
+    refuses(CheckpointError, "a\udcff: not UTF-8", average, run_dir, 2, tmp_path / "a\udcff")
     path = list_checkpoints(run_dir)[1] / MODEL
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match=f"{MODEL}: damaged"):
-        average(run_dir, 2, tmp_path / "out")
+    refuses(CheckpointError, f"{MODEL}: damaged", average, run_dir, 2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -100,8 +96,7 @@ def test_checkpoints_are_saved_more_often_later_on(run_dir):
             replace_file(path, CONFIG, canonical_json(values))
 
     set_save_every([1, 1, 1, 5])
-    with pytest.raises(CheckpointError, match="is kept as the best"):
-        average(run_dir, 4, None)
+    refuses(CheckpointError, "is kept as the best", average, run_dir, 4, None)
     set_save_every([1, 5, 5, 5])
     assert average(run_dir, 4, None)
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import safetensors.torch
 import torch
-from conftest import HOSTILE_JSON, equal, replace_file
+from conftest import HOSTILE_JSON, equal, refuses, replace_file
 from small_checkpoint import VOCAB, build_model, moments, save_step, small_config
 
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
@@ -56,8 +56,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert checkpoint.digest == checkpoint_digest(tmp_path / "saved")
     loaded = checkpoint.load_tensors(MODEL)
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
-    with pytest.raises(CheckpointError, match=f"saved: has no {TRAINING}"):
-        checkpoint.load_tensors(TRAINING)
+    refuses(CheckpointError, f"saved: has no {TRAINING}", checkpoint.load_tensors, TRAINING)
 
 
 def test_all_files_may_be_read_by_the_same_users(tmp_path):
@@ -113,8 +112,7 @@ def test_every_tensor_is_verified_before_it_is_used(tmp_path, caplog, name, tens
     others = {file: digest for file, digest in read_manifest(path).items() if file != TRAINING}
     write_manifest(path, others)
     replace_file(path, name, safetensors.torch.save(content))
-    with pytest.raises(CheckpointError, match=re.escape(f"{path / name}: {tensor} {message}")):
-        load_checkpoint(path)
+    refuses(CheckpointError, re.escape(f"{path / name}: {tensor} {message}"), load_checkpoint, path)
     assert find_checkpoint(tmp_path).progress.step == 1 and str(path / name) in caplog.text
 
 
@@ -132,8 +130,7 @@ def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
     assert "gate.bias is missing, not torch.float32 (3,); trying" in warning
     monkeypatch.setattr(checkpoint_module, "source_digest", lambda package: 32 * "0")
     message = "gate.bias is missing, not torch.float32 (3,); the source of model/ has changed"
-    with pytest.raises(CheckpointError, match=re.escape(f"{path / MODEL}: {message}")):
-        load_checkpoint(path)
+    refuses(CheckpointError, re.escape(f"{path / MODEL}: {message}"), load_checkpoint, path)
 
 
 def test_moments_are_missing_only_before_the_first_step(tmp_path):
@@ -143,8 +140,7 @@ def test_moments_are_missing_only_before_the_first_step(tmp_path):
     save_checkpoint(empty, files, RunState(), config, VOCAB)
     assert load_checkpoint(empty)
     save_checkpoint(empty, files, RunState(checkpoint_module.Progress(step=1)), config, VOCAB)
-    with pytest.raises(CheckpointError, match=rf"{TRAINING}: exp_avg\.\S+ is missing"):
-        load_checkpoint(empty)
+    refuses(CheckpointError, rf"{TRAINING}: exp_avg\.\S+ is missing", load_checkpoint, empty)
 
 
 def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
@@ -196,8 +192,7 @@ def test_a_key_of_a_newer_version_or_an_absurd_size_is_refused_at_once(tmp_path,
     path = save_step(tmp_path, 3)
     config = json.loads((path / CONFIG).read_text())
     replace_file(path, CONFIG, json.dumps({**config, "model": sizes}).encode())
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(path)
+    refuses(CheckpointError, message, load_checkpoint, path)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("Cannot allocate memory (12)")])
@@ -241,8 +236,7 @@ def test_what_the_manifest_does_not_list_is_not_read(tmp_path):
         if name == EMA:
             assert equal(load_checkpoint(path).build_model().state_dict(), weights)
             continue
-        with pytest.raises(CheckpointError, match=f"manifest does not list {name}"):
-            load_checkpoint(path)
+        refuses(CheckpointError, f"manifest does not list {name}", load_checkpoint, path)
 
 
 def test_a_checkpoint_deleted_before_its_weights_are_read(tmp_path):
@@ -250,8 +244,7 @@ def test_a_checkpoint_deleted_before_its_weights_are_read(tmp_path):
     checkpoint = load_checkpoint(path := save_step(tmp_path, 1))
     shutil.rmtree(path)
     message = f"{MODEL}: was deleted meanwhile; run the command again"
-    with pytest.raises(CheckpointError, match=message):
-        checkpoint.build_model()
+    refuses(CheckpointError, message, checkpoint.build_model)
 
 
 def test_a_vocabulary_of_other_pieces_is_noticed(tmp_path):
@@ -260,5 +253,4 @@ def test_a_vocabulary_of_other_pieces_is_noticed(tmp_path):
     path = save_step(tmp_path, 1)
     replace_file(path, "vocab.model", other.src_model)
     message = f"^{path / 'vocab.model'}: not the vocabulary of the trained model$"
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(path)
+    refuses(CheckpointError, message, load_checkpoint, path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from conftest import refuses
 from small_checkpoint import VOCAB, describe, save_model, save_step, small_config
 
 from transformer_mt.checkpoints import run_description as stored
@@ -127,8 +128,7 @@ def test_checkpoints_of_two_runs_in_one_directory(tmp_path, caplog, what, config
     reason = f"{best}: not of the same run as {newest}: they differ in {what}"
     assert find_checkpoint(tmp_path).step == 2
     assert caplog.messages == [f"{reason}; using the newest checkpoint instead of the best"]
-    with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
-        average(tmp_path, 2, None)
+    refuses(CheckpointError, f"^{re.escape(reason)}$", average, tmp_path, 2, None)
 
 
 def test_only_checkpoints_are_listed(tmp_path):
@@ -150,8 +150,7 @@ def test_only_checkpoints_are_listed(tmp_path):
     (tmp_path / "a.toml").touch()
     reasons["a.toml"] = "contains no checkpoint"
     for name, reason in reasons.items():
-        with pytest.raises(CheckpointError, match=f"^{tmp_path / name}: {reason}$"):
-            find_checkpoint(tmp_path / name)
+        refuses(CheckpointError, f"^{tmp_path / name}: {reason}$", find_checkpoint, tmp_path / name)
 
 
 def test_a_leftover_that_cannot_be_deleted_stays(tmp_path, monkeypatch):
@@ -191,8 +190,7 @@ def test_a_renamed_checkpoint_is_refused_by_name(tmp_path, caplog):
     assert find_checkpoint(tmp_path).path == kept
     assert refused(caplog) == f"{reason}; trying the checkpoint before it"
     for read in (find_checkpoint, lambda _: average(tmp_path, 2, None)):
-        with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
-            read(renamed)
+        refuses(CheckpointError, f"^{re.escape(reason)}$", read, renamed)
     save_step(tmp_path, 30, best_bleu=1.0, best_step=100)
     run_directory.prune(tmp_path, 30, 2, 100)
     assert saved_steps(tmp_path) == [100, 30, 20]
@@ -248,8 +246,7 @@ def test_the_newest_checkpoint_is_of_the_described_run(tmp_path, caplog, what, o
     write_description(run_dir, describe(**{"config": small_config(), **described}))
     reason = f"{copied}: of another run: run.json has other {what}"
     for read in (find_checkpoint, lambda path: average(path.parent, 1, None)):
-        with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
-            read(copied)
+        refuses(CheckpointError, f"^{re.escape(reason)}$", read, copied)
     if own:
         assert find_checkpoint(run_dir).path == before
         assert refused(caplog) == f"{reason}; trying the checkpoint before it"
@@ -323,6 +320,5 @@ def test_a_run_that_is_never_still_is_given_up(tmp_path, monkeypatch):
     """After a few attempts. Sabotage: try for ever."""
     count = itertools.count()
     monkeypatch.setattr(run_directory, "list_checkpoints", lambda _: [tmp_path / f"{next(count)}"])
-    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
-        load_newest(tmp_path)
+    refuses(CheckpointError, "no checkpoint can be used", load_newest, tmp_path)
     assert next(count) < 20
