@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import around_steps, assert_one_error, write_config
+from conftest import around_steps, assert_one_error, refuses, write_config
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
@@ -82,5 +82,4 @@ def test_a_corpus_damaged_before_its_first_epoch(config, tmp_path):
     """Before memory is checked with its longest pairs."""
     trainer = build_trainer(load_config(config), tmp_path / "run")
     cut(trainer.corpus.path / "src.ids")
-    with pytest.raises(DataError, match="src.ids: damaged"):
-        trainer.start_epoch()
+    refuses(DataError, "src.ids: damaged", trainer.start_epoch)

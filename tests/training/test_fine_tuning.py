@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from conftest import equal, records, weights, write_config, write_pairs
+from conftest import equal, records, refuses, weights, write_config, write_pairs
 from test_run import first, small_config
 
 from transformer_mt.checkpoints import run_description as stored
@@ -104,8 +104,7 @@ def test_the_old_text_has_moved(corpus_dir, first, tmp_path, caplog):
     moved = corpus_dir.rename(tmp_path / "moved")
     message = f"^the validation text of {first}/step-00000008: data.path = {corpus_dir}: .* false$"
     try:
-        with pytest.raises(DataError, match=message):
-            train(config, tmp_path / "run")
+        refuses(DataError, message, train, config, tmp_path / "run")
         corpus_dir.mkdir()
         write_pairs(corpus_dir, "validation", [("ab", "ab")])
         build_trainer(config, tmp_path / "run")
@@ -128,13 +127,11 @@ def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
         ({"vocab__symbols": ["<bt>"]}, r'it has vocab.symbols = \[\], not \["<bt>"\]; use'),
         (two, r"tie_embeddings = true, not false, vocab.shared = true, .* in \[model\] and \[voc"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            train(start(**changes), tmp_path / "run")
+        refuses(ConfigError, message, train, start(**changes), tmp_path / "run")
     own = str(find_checkpoint(first).path)
     assert build_trainer(start(vocab__path=own, **vocab), tmp_path / "run").progress.init_digest
     nowhere = small_config(corpus_dir, train__init_from="nowhere")
-    with pytest.raises(CheckpointError, match="nowhere: no such run or checkpoint"):
-        train(nowhere, tmp_path / "run")
+    refuses(CheckpointError, "nowhere: no such run or checkpoint", train, nowhere, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

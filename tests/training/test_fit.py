@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import around_steps, losses, tiny_config
+from conftest import around_steps, losses, refuses, tiny_config
 from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.run_directory import load_newest
@@ -76,8 +76,7 @@ def test_a_model_that_is_too_large(corpus_dir, tmp_path, monkeypatch, device, ne
         f" = 1: the model needs at least {needed:.0f} GB to be trained, and this {device} device"
         f" has {needed - 2:.0f} GB; choose smaller sizes"
     )
-    with pytest.raises(DeviceError, match=f"^{message}$"):
-        fit.require_memory(config, torch.device(device))
+    refuses(DeviceError, f"^{message}$", fit.require_memory, config, torch.device(device))
     with pytest.raises(DeviceError, match=r"model.d_ff = 4000000000, .* needs at least [\d,]+ GB"):
         train(tiny_config(corpus_dir, model__d_ff=4 * 10**9), tmp_path / "run")
     assert not list(tmp_path.iterdir())  # at once
@@ -143,8 +142,7 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
     assert found[0].finer_step == 0 and "bit-equality" not in caplog.text
     limit_memory(monkeypatch, 0, 2, MemoryError())
     message = "^out of memory on cpu with a single pair: to train, choose a smaller model or"
-    with pytest.raises(DeviceError, match=message):
-        train(tiny_config(corpus_dir, **FEW), tmp_path / "third")
+    refuses(DeviceError, message, train, tiny_config(corpus_dir, **FEW), tmp_path / "third")
 
 
 @pytest.mark.parametrize("muon", [True, False])
@@ -171,8 +169,7 @@ def test_the_check_of_memory_changes_nothing(corpus_dir, tmp_path, monkeypatch, 
 def test_another_error_stays_as_it_is(corpus_dir, tmp_path, monkeypatch):
     trainer = build_trainer(tiny_config(corpus_dir), tmp_path)
     limit_memory(monkeypatch, 0, 0, RuntimeError("a bug"))
-    with pytest.raises(RuntimeError, match="^a bug$"):
-        trainer.take_step(trainer.start_epoch()[0])
+    refuses(RuntimeError, "^a bug$", trainer.take_step, trainer.start_epoch()[0])
 
 
 @pytest.mark.parametrize("lengths", [([2, 8], [8, 39]), ([8, 39], [2, 8])])

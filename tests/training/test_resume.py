@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import around_steps, assert_one_error, equal, records, weights, write_toml
+from conftest import around_steps, assert_one_error, equal, records, refuses, weights, write_toml
 from sacrebleu.metrics import BLEU, CHRF
 from test_trainer import (
     build_config,
@@ -269,5 +269,4 @@ def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
     for epoch_step in (count, 1_000_000):
         trainer.progress = replace(progress, epoch_step=epoch_step)
         message = f"{path}: damaged (epoch_step = {epoch_step}, but the epoch has {count} steps)"
-        with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
-            trainer.start_epoch()
+        refuses(CheckpointError, f"^{re.escape(message)}$", trainer.start_epoch)

@@ -12,7 +12,7 @@ import pytest
 import sacrebleu
 import sentencepiece
 import torch
-from conftest import assert_one_error, equal, records, tiny_config, weights, write_config
+from conftest import assert_one_error, equal, records, refuses, tiny_config, weights, write_config
 
 from transformer_mt.checkpoints import run_description as stored
 from transformer_mt.checkpoints.run_description import read_description, write_description
@@ -267,8 +267,7 @@ def test_what_stands_in_the_run_directory(corpus_dir, run_dir):
     """Another trainer, a checkpoint that was being replaced, checkpoints without moments alone."""
     with locked(run_dir / ".lock", pytest.fail):
         message = f"process {os.getpid()} is training this run; stop it"
-        with pytest.raises(CheckpointError, match=message):
-            train(small_config(corpus_dir), run_dir)
+        refuses(CheckpointError, message, train, small_config(corpus_dir), run_dir)
     newest, *_ = list_checkpoints(run_dir)
     newest.rename(newest.with_name(f".{newest.name}.replaced"))
     train(small_config(corpus_dir), run_dir)
@@ -278,8 +277,7 @@ def test_what_stands_in_the_run_directory(corpus_dir, run_dir):
     for path in newer:
         shutil.rmtree(path)
     message = f"{oldest.name}: has no training.safetensors, so training cannot resume"
-    with pytest.raises(CheckpointError, match=message):
-        train(small_config(corpus_dir), run_dir)
+    refuses(CheckpointError, message, train, small_config(corpus_dir), run_dir)
 
 
 def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
@@ -360,8 +358,7 @@ def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypa
     assert train(config, tmp_path / "run").precision == "bf16"
     has["bf16"] = False
     longer = small_config(corpus_dir, train__max_steps=2, **changes)
-    with pytest.raises(DeviceError, match="bf16: .* resume it where it was trained"):
-        train(longer, tmp_path / "run")
+    refuses(DeviceError, "bf16: .* resume it where it was trained", train, longer, tmp_path / "run")
     wanted = small_config(corpus_dir, train__precision="bf16")
     with pytest.raises(DeviceError, match="train.precision = bf16: this cpu device does not"):
         train(wanted, tmp_path / "other")

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import around_steps, equal, records, tiny_config, write_config
+from conftest import around_steps, equal, records, refuses, tiny_config, write_config
 from launch import FAULTY, assert_close, exit_codes, launch, launch_faulty, messages, together
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -189,8 +189,7 @@ def test_machines_must_have_the_same_text_and_configuration(corpus_dir):
     other = tiny_config(corpus_dir, train__seed=5, valid__patience=3)
     names = "precision, train.seed, valid.patience, validation text"
     message = f"^process 2 differs from process 0 in {names}; all machines need"
-    with pytest.raises(ConfigError, match=message):
-        compare(other, Progress(valid_digest="other", precision="bf16"))
+    refuses(ConfigError, message, compare, other, Progress(valid_digest="other", precision="bf16"))
     gathered[0] = {**gathered[1], "torch version": "other"}
     gathered[1] = {**gathered[1], "key of a later version": "x"}
     with pytest.raises(ConfigError, match="process 1 .* in key of a later version, torch version;"):

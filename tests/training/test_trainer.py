@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import around_steps, records, tiny_values
+from conftest import around_steps, records, refuses, tiny_values
 
 from transformer_mt.checkpoints.checkpoint import save_checkpoint
 from transformer_mt.checkpoints.evaluations import read_evaluations
@@ -356,8 +356,7 @@ def test_too_many_bad_steps(corpus_dir, tmp_path, scores, monkeypatch, bad_steps
         f" were skipped (lr {noam_rate(step, 16, 100):.3g}, loss scale 1);"
         " start a new run with a lower optim.lr_scale"
     )
-    with pytest.raises(TrainingError, match=f"^{re.escape(message + more)}$"):
-        train(config, tmp_path / "run")
+    refuses(TrainingError, f"^{re.escape(message + more)}$", train, config, tmp_path / "run")
 
 
 def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, scores, monkeypatch):
@@ -373,8 +372,7 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
     message = r"step 6: src_embedding of model\.safetensors is not finite: training has diverged"
     message += "; this step is not saved; start a new run"  # there may be no earlier one
     for _ in range(2):  # the same command resumes from it
-        with pytest.raises(TrainingError, match=message):
-            train(config, tmp_path / "run")
+        refuses(TrainingError, message, train, config, tmp_path / "run")
         assert load_newest(tmp_path / "run").progress.step == 4
     trainer = build_trainer(config, tmp_path / "run")
     state = trainer.engine.optimizer.state[trainer.engine.model.src_embedding]
