@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints.small_checkpoint import VOCAB, save_model, small_config
-from conftest import copy_lines, records
+from conftest import copy_lines, records, refuses
 
 import transformer_mt
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -152,8 +152,7 @@ def test_a_model_is_neither_pickled_nor_copied(run, request):
     spawned = get_context("spawn").Process(target=print, args=(model,))
     message = f"^{re.escape(model.name)} cannot be pickled or copied: pass its path, and load it in"
     for function in (pickle.dumps, copy.deepcopy, copy.copy, lambda _: spawned.start()):
-        with pytest.raises(TypeError, match=message):
-            function(model)
+        refuses(TypeError, message, function, model)
 
 
 @pytest.mark.parametrize("run", ["copy_run", "exported_run"])
@@ -224,8 +223,7 @@ def test_score(model, monkeypatch):
     # An empty source has the empty translation for certain; an empty translation has a score.
     impossible, certain, possible = model.score(["", " ", "abc"], ["abc", "", ""])
     assert impossible == -math.inf and certain == 0.0 and -math.inf < possible < -1
-    with pytest.raises(DataError, match="1 hypotheses for 2 sources"):
-        model.score(["a", "b"], ["a"])
+    refuses(DataError, "1 hypotheses for 2 sources", model.score, ["a", "b"], ["a"])
 
 
 def test_what_was_loaded(copy_run, model, tmp_path):
@@ -371,8 +369,7 @@ def test_arguments(copy_run, model, monkeypatch):
         (TypeError, "as a str, not list", lambda: model.attention(["abc"])),
         (TypeError, "as a str, not list", lambda: model.logits("abc", ["abc"])),
     ):
-        with pytest.raises(error, match=message):
-            call()
+        refuses(error, message, call)
 
 
 def test_metrics_as_records(copy_run, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import Called, assert_one_error, command, write_config
+from conftest import Called, assert_one_error, command, refuses, write_config
 
 from transformer_mt.cli.program import app
 from transformer_mt.errors import ConfigError
@@ -139,8 +139,7 @@ def test_what_works_in_one_process(monkeypatch):
     commands = "init x --src a.de --tgt a.en", "prepare x", "export x -o y"
     for words in (*commands, "diagnose x", "report x -o y", "compare x", "average x"):
         message = f"^{words.split()[0]} works in one process: start it without torchrun$"
-        with pytest.raises(ConfigError, match=message):
-            app(words.split(), "transformer-mt", standalone_mode=False)
+        refuses(ConfigError, message, app, words.split(), "transformer-mt", standalone_mode=False)
 
 
 def test_no_permission_to_write(corpus_dir, tmp_path, monkeypatch, call):

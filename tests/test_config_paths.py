@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, tiny_values, write_copy_corpus, write_toml
+from conftest import assert_one_error, refuses, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.changes import without_folder
@@ -127,8 +127,7 @@ def test_a_path_that_does_not_exist_is_named_with_where_it_was_looked_for(places
         ("data.path=/txt", "data.path = /txt: there is no such folder; if the text"),
         ("vocab.path=x", f"vocab.path = x: no such file or folder {looked_in}$"),
     ):
-        with pytest.raises(DataError, match=f"^{message}"):
-            prepare(load_config(config, [setting]))
+        refuses(DataError, f"^{message}", prepare, load_config(config, [setting]))
     message = f"^train.init_from = x: no such run or checkpoint {looked_in}$"
     with pytest.raises(CheckpointError, match=message):
         train(load_config(config, ["train.init_from=x"]), places["work"] / "run")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints.small_checkpoint import change_config
-from conftest import assert_one_error, copy_lines, replace_file
+from conftest import assert_one_error, copy_lines, refuses, replace_file
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
 
@@ -339,8 +339,7 @@ def test_a_mistake_shows_first(texts, copy_run, caplog, choice, error, message):
     """Sabotage: translate before the baseline or the reference is read."""
     caplog.set_level("INFO")
     shutil.copytree(copy_run, texts / "run")
-    with pytest.raises(error, match=message.format(texts, texts)):
-        evaluate(texts, copy_run, **choice)
+    refuses(error, message.format(texts, texts), evaluate, texts, copy_run, **choice)
     assert "sentences in" not in caplog.text
 
 

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from conftest import assert_one_error, replace_file
+from conftest import assert_one_error, refuses, replace_file
 from test_evaluate import evaluate, texts
 
 from transformer_mt.config.keys import DataConfig
@@ -24,11 +24,9 @@ def test_plain_text_is_scored(texts):
     (texts / "json").write_text("".join(f"{json.dumps({'text': line})}\n" for line in lines))
     for name, message in (("scores", "each line has a tab; name a file"), ("json", "is JSON;")):
         for choice in ({"hyp": name}, {"baseline": name}):
-            with pytest.raises(DataError, match=f"^{texts / name}: {message}"):
-                evaluate(texts, **choice)
+            refuses(DataError, f"^{texts / name}: {message}", evaluate, texts, **choice)
     for choice in ({"refs": ["scores"]}, {"src": "scores"}):
-        with pytest.raises(DataError, match=f"^{texts}/scores: each line has a tab"):
-            evaluate(texts, **choice)
+        refuses(DataError, f"^{texts}/scores: each line has a tab", evaluate, texts, **choice)
 
 
 @pytest.mark.parametrize("form", ["{} .", "ab@@ c {}", "\u2581{}", "{} a@@"])

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import fork_server
 import pytest
 import sacrebleu
-from conftest import copy_lines
+from conftest import copy_lines, refuses
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.evaluation import scoring
@@ -152,8 +152,7 @@ def test_a_tokenizer_that_is_missing(tgt_lang, tokenizer, message, tmp_path, mon
     for language in ("ja", "ko"):
         module = f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
         monkeypatch.setattr(f"{module}.MeCab", None)
-    with pytest.raises(ConfigError, match=message):
-        choose_metrics(tgt_lang, tokenizer)
+    refuses(ConfigError, message, choose_metrics, tgt_lang, tokenizer)
     with pytest.raises(ConfigError, match=r"^valid.tokenize = 15a: choose none, .*, auto$"):
         choose_metrics(tgt_lang, configured="15a")
 

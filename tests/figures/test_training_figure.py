@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from checkpoints.small_checkpoint import describe
-from conftest import HOSTILE_JSON, records, tiny_config
+from conftest import HOSTILE_JSON, records, refuses, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.metrics import PANELS, read_runs
@@ -139,8 +139,7 @@ def test_runs_without_a_seed_of_their_own_have_no_mean(tmp_path, corpus_dir):
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     for _ in range(2):
-        with pytest.raises(ConfigError, match="^a, .*: a mean needs another train.seed"):
-            read_means(runs)
+        refuses(ConfigError, "^a, .*: a mean needs another train.seed", read_means, runs)
         (runs[1] / "run.json").unlink(missing_ok=True)
     assert [each.name for each in read_means(runs[1:2] * 2)] == ["b"]
 
@@ -173,8 +172,7 @@ def test_damaged_metrics_are_named(tmp_path):
         read_runs([tmp_path / "good", tmp_path])
     for content, message in LINES.items():
         (tmp_path / "metrics.jsonl").write_text(content)
-        with pytest.raises(CheckpointError, match=message):
-            read_runs([tmp_path / "good", tmp_path])
+        refuses(CheckpointError, message, read_runs, [tmp_path / "good", tmp_path])
 
 
 def test_a_legend_that_takes_long_to_place(tmp_path, monkeypatch):

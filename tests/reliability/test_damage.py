@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import replace_file, tiny_config
+from conftest import refuses, replace_file, tiny_config
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
@@ -73,8 +73,7 @@ def test_a_damaged_file_is_named_and_passed_over(run_dir, caplog, name, damage):
     newest, before, _ = list_checkpoints(run_dir)
     assert sorted(path.name for path in newest.iterdir()) == NAMES
     DAMAGE[damage](newest / name)
-    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        load_checkpoint(newest)
+    refuses(CheckpointError, name.replace(".", r"\."), load_checkpoint, newest)
     assert load_newest(run_dir).path == before
     assert len(caplog.messages) == 1 and str(newest / name) in caplog.messages[0]
 
@@ -90,8 +89,7 @@ def test_training_goes_on_from_the_one_before(corpus_dir, run_dir):
     for path in list_checkpoints(run_dir):
         flip(path / "model.safetensors", 100)
     left = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
-        train(config, run_dir)
+    refuses(CheckpointError, "no checkpoint can be used", train, config, run_dir)
     for path, raw in left.items():
         assert path.name == ".lock" or path.read_bytes() == raw
 
@@ -128,5 +126,4 @@ def test_a_path_that_climbs_out_is_refused(run_dir, name):
     """Only plain names of files beside the manifest."""
     path = list_checkpoints(run_dir)[0]
     write_manifest(path, {name: "0" * 64})
-    with pytest.raises(CheckpointError, match=r"manifest\.json: names a file outside"):
-        load_checkpoint(path)
+    refuses(CheckpointError, r"manifest\.json: names a file outside", load_checkpoint, path)
