@@ -319,10 +319,11 @@ HOSTILE_JSON = ["null", "[]", "NaN", "[" * 500 + "]" * 500, "[" * 9999]
 """Values that nothing in our files may have."""
 
 
-def refuses(error, message: str, function, /, *arguments, **options) -> None:
-    """Checks that a call raises an error whose text a pattern matches."""
-    with pytest.raises(error, match=message or None):
+def refuses(error, message: str, function, /, *arguments, **options) -> Any:
+    """Checks that a call raises an error whose text a pattern matches; gives the error."""
+    with pytest.raises(error, match=message or None) as raised:
         function(*arguments, **options)
+    return raised.value
 
 
 class Called(NamedTuple):

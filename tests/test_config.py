@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-from conftest import tiny_config, tiny_values, write_toml
+from conftest import refuses, tiny_config, tiny_values, write_toml
 from pydantic.fields import FieldInfo
 
 from transformer_mt.config.changes import changed_keys, on_change
@@ -146,9 +146,7 @@ MISTAKES = {
 @pytest.mark.parametrize("override", MISTAKES, ids=lambda text: text[:30])
 def test_a_mistake_ends_in_one_short_line(tmp_path, corpus_dir, override):
     path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir))
-    with pytest.raises(ConfigError) as error:
-        load_config(path, [override])
-    text = str(error.value)
+    text = str(refuses(ConfigError, "", load_config, path, [override]))
     assert text.startswith(("--set", f"{path} with --set: ")) and MISTAKES[override] in text
     assert "\n" not in text and len(text) < 200 + len(str(path))
 
@@ -168,9 +166,7 @@ def test_all_mistakes_are_reported_in_one_line():
             ["not divisible", "tie_embeddings = true requires", "bidirectional_epochs requires"],
         ),
     ):
-        with pytest.raises(ConfigError) as error:
-            parse_config(sections, "here")
-        text = str(error.value)
+        text = str(refuses(ConfigError, "", parse_config, sections, "here"))
         assert text.startswith("here: ") and text.count("; ") == len(mistakes) - 1
         assert all(mistake in text for mistake in mistakes)
 
@@ -200,9 +196,7 @@ def test_a_file_that_is_no_configuration_ends_in_one_short_line(tmp_path, data, 
     path = tmp_path / "x.toml"
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(ConfigError) as error:
-        load_config(path)
-    text = str(error.value)
+    text = str(refuses(ConfigError, "", load_config, path))
     assert text.startswith(f"{path}{expected}") and "\n" not in text
     assert len(text) < 200 + len(str(path))
 

@@ -149,9 +149,8 @@ def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
     path = save_step(tmp_path / "deep" / "run", 1)
     before = read_manifest(path)
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left on device") as error:
-        save_step(tmp_path / "deep" / "run", 1)
-    assert error.value.filename == str(path) and list(path.parent.iterdir()) == [path]
+    error = refuses(OSError, "No space left on device", save_step, tmp_path / "deep" / "run", 1)
+    assert error.filename == str(path) and list(path.parent.iterdir()) == [path]
     assert read_manifest(path) == before and load_checkpoint(path)
 
 
@@ -174,9 +173,8 @@ def test_a_malformed_state_is_named(tmp_path, values, message):
     path = save_step(tmp_path, 3)
     content = values if isinstance(values, str) else json.dumps(values)
     replace_file(path, STATE, content.encode())
-    with pytest.raises(CheckpointError, match=rf"state\.json: {message}") as error:
-        load_checkpoint(path)
-    assert "\n" not in str(error.value)
+    error = refuses(CheckpointError, rf"state\.json: {message}", load_checkpoint, path)
+    assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +198,7 @@ def test_too_little_memory_is_no_damage(tmp_path, monkeypatch, error):
     """Or a run would go back to the checkpoint before. Sabotage: catch RuntimeError."""
     save_step(tmp_path, 2)
     monkeypatch.setattr("safetensors.torch.load_file", Mock(side_effect=error))
-    with pytest.raises(type(error)) as raised:
-        find_checkpoint(tmp_path)
-    assert is_out_of_memory(raised.value)
+    assert is_out_of_memory(refuses(type(error), "", find_checkpoint, tmp_path))
 
 
 def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkeypatch):

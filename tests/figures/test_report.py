@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from conftest import HOSTILE_JSON, records, replace_file, tiny_config
+from conftest import HOSTILE_JSON, records, refuses, replace_file, tiny_config
 
 from transformer_mt.checkpoints import run_description as stored
 from transformer_mt.checkpoints.evaluations import read_evaluations
@@ -228,6 +228,5 @@ def test_an_edited_description_is_named(run, tmp_path):
     edited = [text.replace('"HERE"', value) for value in HOSTILE_JSON]
     for content in (*edited, json.dumps(description), "[]", "{}"):
         (tmp_path / "run.json").write_text(content)
-        with pytest.raises(CheckpointError, match=r"run\.json: damaged .*resume the run") as error:
-            build_report(tmp_path)
-        assert "\n" not in str(error.value)
+        message = r"run\.json: damaged .*resume the run"
+        assert "\n" not in str(refuses(CheckpointError, message, build_report, tmp_path))

@@ -127,10 +127,9 @@ def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, 
     """The table in the message can be filled in, and of many files eight are listed."""
     for name in (".hidden", *(f"x{i}" for i in range(6))):
         (own_text / name).write_text("")
-    with pytest.raises(DataError) as error:
-        load_split(DataConfig(path=str(own_text)), split)
+    error = refuses(DataError, "", load_split, DataConfig(path=str(own_text)), split)
     name = split.partition("[")[0]
-    assert str(error.value) == (
+    assert str(error) == (
         f"{own_text}/{name}.de: no such file, nor {name}.en, {name}.de-en.tsv or {name}.tmx; the"
         " folder holds .hidden, deutsch.txt, english.txt, x0, x1, x2, x3, x4, ...; name other files"
         ' under [data], such as train = { src = "SOURCE_FILE", tgt = "TARGET_FILE", slice ='
