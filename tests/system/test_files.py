@@ -4,14 +4,13 @@ import errno
 import fcntl
 import math
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import refuses
+from conftest import file_size_limit, refuses
 
 from transformer_mt.checkpoints.checkpoint import RunState
 from transformer_mt.errors import CheckpointError
@@ -151,13 +150,9 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
 
 def test_a_lock_that_cannot_be_written_is_named(tmp_path):
     """As on a full disk. Sabotage: write it through a buffer, which its closing writes again."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        with pytest.raises(OSError) as caught, locked(tmp_path / "lock", print, remove=True):
+    with file_size_limit(0), pytest.raises(OSError) as caught:
+        with locked(tmp_path / "lock", print, remove=True):
             pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert caught.value.filename == str(tmp_path / "lock")
     assert not any(tmp_path.iterdir())
 

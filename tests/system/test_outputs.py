@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import resource
 import shlex
 import stat
 import subprocess
@@ -12,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import refuses
+from conftest import file_size_limit, refuses
 
 from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system import outputs
@@ -112,9 +111,8 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
         check_output(Path(f"/dev/fd/{file.fileno()}"), outputs.resolve_inputs([Path(file.name)]))
     stdout = os.dup(1)
     with open("in", "a") as file:  # as `< in >> in`
-        refuses(
-            OutputError, "also an input", check_output, Path(f"/dev/fd/{file.fileno()}"), inputs
-        )
+        appended = Path(f"/dev/fd/{file.fileno()}")
+        refuses(OutputError, "also an input", check_output, appended, inputs)
         os.dup2(file.fileno(), 1)
         try:
             refuses(OutputError, "^stdout: is also an input", check_output, None, inputs)
@@ -195,15 +193,11 @@ def test_another_writer_of_the_file_ends_the_state(tmp_path):
 @pytest.mark.parametrize(("largest", "text"), [(2000, "x" * 3000), (50, "x")])
 def test_a_write_that_fails(tmp_path, caplog, largest, text):
     """Of a chunk, or of the state, as on a full disk; what was finished is kept."""
-    output, limits = check_output(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    message = "out: File too large"
+    output, message = check_output(tmp_path / "out"), "out: File too large"
     with pytest.raises(OutputError, match=message), open_chunk_writer(output, MADE_FROM) as writer:
         writer.write("abc\n", 3, {})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
-        try:
+        with file_size_limit(largest):
             writer.write(text, 1, {})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "3 finished lines are kept" in caplog.text
     with open_chunk_writer(output, MADE_FROM) as writer:
         writer.write("d\n", 1, {})
