@@ -86,13 +86,6 @@ def taken_steps(monkeypatch):
     return steps
 
 
-def timed_tokens(config) -> list[int]:
-    """Counts the source and target tokens of three steps, after two to warm up."""
-    lengths = prepare(config).pairs.lengths
-    steps = plan_epoch(lengths, config.train.batch_tokens, config.train.seed, 0)
-    return [sum(int(side[step].sum()) for step in steps[2:5]) for side in lengths]
-
-
 def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeypatch):
     """Nothing is kept of a text that is not prepared; memory is checked, other processes end."""
     changes = {"vocab__shared": False, "vocab__kind": "word", "model__tie_embeddings": False}
@@ -124,13 +117,15 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     report = dry_run(config, tmp_path / "run")
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert taken_steps == [6, 7, 8, 9, 10] and " million parameters, 292 pieces" in report
-    src, tgt = timed_tokens(config)
+    lengths = prepare(config).pairs.lengths
+    steps = plan_epoch(lengths, 500, config.train.seed, 0)
+    # Of three steps, after two to warm up.
+    src, tgt = (sum(int(side[step].sum()) for step in steps[2:5]) for side in lengths)
     seconds, per_token = tgt / 50 / 3, flops_per_token(config.model, 292)
     share = (src * per_token[0] + tgt * per_token[1]) / (3 * seconds) / 1e7
     speed = f"speed       50 target tokens/s, {seconds:.3g} s per step, {share:.0%} of peak"
     assert line_of(report, "speed") == f"{speed} (3 steps on cpu in fp32)" and share > 0.1
-    steps_per_epoch = len(plan_epoch(prepare(config).pairs.lengths, 500, config.train.seed, 0))
-    steps_left, time_left = 2 * steps_per_epoch - 5, line_of(report, "time")
+    steps_left, time_left = 2 * len(steps) - 5, line_of(report, "time")
     assert f"for {steps_left} steps, until train.max_epochs = 2," in time_left
     assert tqdm.format_interval(steps_left * seconds) in time_left
     assert 0.1 < float(line_of(report, "memory").split()[1]) < 64

@@ -35,11 +35,6 @@ def work(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def read_words() -> str:
-    """Reads new.toml with all comments on one line."""
-    return " ".join(Path("new.toml").read_text().replace("# ", "").split())
-
-
 def test_splits_cover_the_text_and_do_not_overlap(work, call):
     """But for pairs with an empty side, in the order of the files; all are counted."""
     empty = [("", "x"), ("y", " \u200b"), ("", "")]
@@ -48,7 +43,7 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
     config = load_config(Path("new.toml"))
     splits = [pairs_of(config.data, getattr(config.data, k)) for k in ("train", "valid", "test")]
     assert [len(pairs) for pairs in splits] == [267, 14, 14] and sum(splits, []) == PAIRS[:295]
-    words = read_words()
+    words = " ".join(Path("new.toml").read_text().replace("# ", "").split())  # in one line
     warnings = (
         "text.de: some lines may be wrong: 3 empty",
         "text.en: some lines may be wrong: 3 empty",
