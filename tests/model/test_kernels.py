@@ -137,9 +137,8 @@ def test_dropout_is_seeded_and_ends_with_training():
     assert module(x).equal(first) and not module(x).equal(first)
     drawn = []
     for _ in range(2):
-        with kernels.seeded_dropout(
-            torch.device("cpu"), 6
-        ):  # for this thread until the end of the block
+        # For this thread until the end of the block.
+        with kernels.seeded_dropout(torch.device("cpu"), 6):
             drawn.append(module(x))
     assert drawn[0].equal(drawn[1]) and not drawn[0].equal(first)
     torch.manual_seed(5)

@@ -59,11 +59,10 @@ def test_vocabularies_that_cannot_be_used(tmp_path, vocab):
         missing = f"^{tmp_path}/{name}: cannot read a vocabulary: No such file or directory$"
         refuses(DataError, missing, Vocabulary.load, tmp_path)
         (tmp_path / name).write_bytes(b"nonsense")
+    message = "not a SentencePiece model$"
     no_text = vocab.src_model.replace("▁".encode(), b"\xff" * 3)
     for name, data in (("src.model", vocab.src_model), ("tgt.model", no_text), ("tgt.model", b"")):
-        refuses(
-            DataError, f"^{tmp_path}/{name}: not a SentencePiece model$", Vocabulary.load, tmp_path
-        )
+        refuses(DataError, f"^{tmp_path}/{name}: {message}", Vocabulary.load, tmp_path)
         (tmp_path / name).write_bytes(data)
 
 

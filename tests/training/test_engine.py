@@ -49,9 +49,8 @@ def save(path, engine: Engine, prepared: PreparedCorpus) -> None:
     save_checkpoint(path, tensor_files(state), run_state, engine.config, prepared.vocab)
 
 
-def equal_weights(
-    engine: Engine | ExponentialMovingAverage, other: Engine | ExponentialMovingAverage
-) -> bool:
+def equal_weights(engine, other) -> bool:
+    """Compares the weights of two engines or moving averages."""
     return all(map(torch.equal, engine.model.parameters(), other.model.parameters()))
 
 
