@@ -63,7 +63,6 @@ def test_its_records_are_read(folder, caplog):
 
 
 def test_it_resumes(folder):
-    """Training continues from its step."""
     before = load_newest(folder / "run").progress
     config = load_config(folder / "tiny.toml", [f"train.max_steps={before.step + 3}"])
     after = train(config, folder / "run")

@@ -23,7 +23,6 @@ COLUMNS = ["parameters", "steps", "minutes", "tokens/s", BLEU, PERPLEXITY]
 TEST, GREEDY, BEAM = "own, split test: BLEU", "greedy, fp32", "beam 4, alpha 0.6, fp32"
 SIGNATURES = {TEST: "BLEU|nrefs:1|tok:13a"}
 GREEDY_SEARCH = SearchSetting()
-SPEEDS = 1000.0, 2000.0, 1600.0
 
 
 def write_run(path: Path, corpus_dir: Path, bleu: float, described=None, **changes) -> Path:
@@ -31,7 +30,7 @@ def write_run(path: Path, corpus_dir: Path, bleu: float, described=None, **chang
     path.mkdir(parents=True)
     write_description(path, describe(tiny_config(corpus_dir, **changes), **(described or {})))
     lines = []
-    for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
+    for step, speed in zip((10, 20, 30), (1000.0, 2000.0, 1600.0), strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
         lines.append({"kind": "train", **position, "loss": 2.0, "tokens_per_second": speed})
         scores = {"bleu": 50.0 - bleu, "ema_bleu": bleu - abs(step - 20)}
@@ -69,7 +68,6 @@ def groups(corpus_dir, tmp_path):
 
 
 def read_greedy(paths):
-    """Gives the groups of greedy search."""
     return [group for group in read_rows(paths) if group[0]["search"] == GREEDY]
 
 
