@@ -66,15 +66,12 @@ def test_imports_follow_the_order():
     list(TopologicalSorter(graph).static_order())
 
 
-PRIVATE_TORCH = "transformer_mt.system.private_torch"
-
-
 def test_private_torch_api_stays_in_one_module():
     """What ruff's SLF001, which forbids private attributes, overlooks, and undocumented names."""
     imports = r"from torch\b.*\b_[a-z].*|import torch\..*\b_[a-z].*"
     others = r"(?:get|has)attr\(.*[\"']_[a-z].*|torch\.ops|found_inf"
     found = {name for name, text in SOURCES.items() if re.search(f"{imports}|{others}", text)}
-    assert found == {PRIVATE_TORCH}
+    assert found == {"transformer_mt.system.private_torch"}
 
 
 def test_files_and_functions_are_short():

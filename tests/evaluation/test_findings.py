@@ -75,8 +75,6 @@ def test_the_perplexity_of_the_moving_average_comes_first():
         assert bool(text(FEW(RunMetrics("run", lines), 100))) == few
 
 
-CHINESE_NAMES = ["iPhone 15 Pro Max正式发布"] * 9  # mostly Latin letters
-
 SCRIPT, GOOD = findings.wrong_script, ["a good line of words"] * 48
 NAMES, REFERENCES = ["ein Satz", "Berlin", *GOOD], ["a", "Berlin", *GOOD]
 
@@ -86,7 +84,7 @@ NAMES, REFERENCES = ["ein Satz", "Berlin", *GOOD], ["a", "Berlin", *GOOD]
     [
         (SCRIPT, ([*GERMAN, "", "1 + 2", RUSSIAN[0]], ENGLISH), None),
         (SCRIPT, ([*GERMAN, *RUSSIAN[:5]], [RUSSIAN[0], *GERMAN]), "20.0% of the lines of it are"),
-        (SCRIPT, (CHINESE_NAMES, CHINESE), None),
+        (SCRIPT, (["iPhone 15 Pro Max正式发布"] * 9, CHINESE), None),  # mostly Latin letters
         (SCRIPT, (["iPhone und Microsoft 中", *GERMAN], CHINESE), "lines of it are not in"),
         (SCRIPT, ([], GERMAN), None),
         (SCRIPT, (GERMAN, ["1"]), None),

@@ -17,7 +17,6 @@ from transformer_mt.training.run import train
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model
 
-PRECISIONS = ("fp32", "bf16", "fp16")
 FEW = {"data__valid": "validation[:3]", "data__train": "train[:600]", "train__batch_tokens": 100}
 
 
@@ -35,7 +34,7 @@ def batches(prepared, count: int):
     return [prepared.pairs.batch(np.arange(8 * i, 8 * i + 8)) for i in range(count)]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_training_step_waits_for_nothing(corpus_dir, prepared, precision):
     with SimulatedCuda() as cuda:
         engine = build_engine(corpus_dir, prepared, "cuda", precision, train__ema_decay=0.9)

@@ -13,14 +13,13 @@ from transformer_mt.text import batching
 from transformer_mt.text.batching import EncodedPairs, cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.training.fit import most_demanding
 
-LONGEST = 60
 quick = settings(deadline=None, max_examples=40)
 
 
 @st.composite
 def corpora(draw: st.DrawFn) -> np.ndarray:
     """Draws source and target lengths of a corpus, empty ones too."""
-    lengths = st.integers(1, LONGEST)
+    lengths = st.integers(1, 60)
     pairs = draw(st.lists(st.tuples(lengths, lengths), max_size=120))
     return np.array(pairs, np.int64).reshape(-1, 2).T
 

@@ -23,7 +23,6 @@ from transformer_mt.text.prepared import _fingerprint, prepare
 from transformer_mt.text.test_sets import load_test_set
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "configs"
 NUMBERS = [(f"eins {i}", f"one {i}") for i in range(10)]
 
 
@@ -196,7 +195,7 @@ def test_columns_that_a_file_does_not_have(tmp_path):
 
 def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_path):
     """A moved folder is the same. Sabotage: a digest of the files without the columns."""
-    sample = CONFIGS / "sample.toml"
+    sample = ROOT / "configs" / "sample.toml"
     listed = ['data.train=["a[:5]", "b"]', "data.max_length_ratio=3"]
     assert _fingerprint(load_config(sample), "digest", None) == "9ae620c8f0c26865"
     assert _fingerprint(load_config(sample, listed), "digest", None) == "185f0c0d556cbede"

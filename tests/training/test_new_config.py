@@ -227,7 +227,6 @@ def test_a_text_is_not_its_own_translation(work, call):
     assert_one_error(call("init", "new", *words), "text.de: is --src and --tgt")
 
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 SLOW = new_config.Machine("a slow machine", has_gpu=False, is_fast=False)
 CPU = new_config.Machine("a CPU with bf16", has_gpu=False, is_fast=True)
 GPU = new_config.Machine("a GPU", has_gpu=True, is_fast=True)
@@ -299,7 +298,7 @@ def test_a_third_of_an_hour_has_reversed_pairs():
 
 @pytest.mark.parametrize("name", ["multi30k", "news-cpu", "wmt16-base"])
 def test_sizes_are_those_of_the_repository(name):
-    recipe = flat_values(load_config(CONFIGS / f"{name}.toml"))
+    recipe = flat_values(load_config(Path(__file__).parents[2] / f"configs/{name}.toml"))
     keys = """size sampling d_model d_ff n_heads encoder_layers decoder_layers dropout muon
         warmup_steps lr_scale batch_tokens bidirectional_epochs join_pairs""".split()
     pairs = {"multi30k": 29_000, "news-cpu": 300_000, "wmt16-base": 4_500_000}[name]
