@@ -128,8 +128,6 @@ MISTAKES = {
         for limit, shown in (("1", "1"), ("true", "True"), ("2.0", "2.0"), ("all", "'all'"))
     },
     "train.micro_batch_tokens=60": "train.micro_batch_tokens = 60 cannot hold a pair of data.max_l",
-    "vocab={kind='char', sampling=0.1}": "vocab.sampling = 0.1 is BPE-dropout, which requires vocab"
-    ".kind = bpe, not char",
     "vocab={kind='word', symbols=['<bt>']}": "vocab.symbols requires vocab.kind = bpe, unigram or",
     "vocab.symbols=['<x>', '<x>']": "should not have the same symbol twice",
     **{
