@@ -400,8 +400,6 @@ def test_a_weight_repeats_what_cleaning_keeps(folder):
     assert prepared.sources.several_sentences == 2 / 7
     other = prepare(tiny_config(folder, data__train=[weighted[0], more], **strict))
     assert other.path != prepared.path and other.digest != prepared.digest
-    split = {**more, "weight": 2}
-    refuses(ConfigError, "data.valid has a weight", tiny_config, folder, data__valid=split)
     for wrong in (0, 1001, 1.5):
         splits, message = [{**more, "weight": wrong}], r"data.train\[0\].weight = .* should be"
         refuses(ConfigError, message, tiny_config, folder, data__train=splits)
