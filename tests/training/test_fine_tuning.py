@@ -130,8 +130,6 @@ def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
         refuses(ConfigError, message, train, start(**changes), tmp_path / "run")
     own = str(find_checkpoint(first).path)
     assert build_trainer(start(vocab__path=own, **vocab), tmp_path / "run").progress.init_digest
-    nowhere = small_config(corpus_dir, train__init_from="nowhere")
-    refuses(CheckpointError, "nowhere: no such run or checkpoint", train, nowhere, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -167,10 +165,8 @@ def test_a_vocabulary_made_elsewhere(corpus_dir, first, tmp_path):
         config = small_config(corpus_dir, vocab__path=str(origin.path / name))
         vocab = build_trainer(config, tmp_path / "run").corpus.vocab
         assert vocab.src_model == origin.vocab.src_model
-    wrong = str(origin.path / "config.json"), "not a SentencePiece model"
-    for path, message in (wrong, ("nope", "vocab.path = nope: no such file")):
-        with pytest.raises(DataError, match=message):
-            train(small_config(corpus_dir, vocab__path=path), tmp_path / "none")
+    wrong = small_config(corpus_dir, vocab__path=str(origin.path / "config.json"))
+    refuses(DataError, "not a SentencePiece model", train, wrong, tmp_path / "none")
     two = {"vocab__shared": False, "model__tie_embeddings": False}
     with pytest.raises(ConfigError, match=r"one shared vocabulary; set vocab.shared"):
         train(small_config(corpus_dir, vocab__path=str(origin.path), **two), tmp_path / "none")
