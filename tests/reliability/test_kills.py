@@ -88,7 +88,6 @@ def test_killed_at_any_line_a_run_ends_as_if_never_stopped(config, whole, where,
     assert total >= kills and inside >= half_done
 
 
-KILLS = 3
 COMMANDS = {
     "prepare": "DIR/tiny.toml --set data.prepared_dir=DIR/new",
     "average": "DIR/whole --last 2",
@@ -116,7 +115,7 @@ def test_a_killed_command_can_be_repeated(whole, tmp_path, name):
     assert done.returncode == 0, done.stderr
     after, lines = read_files(folder), int(done.stdout.split()[-1])
     assert after != before
-    for _ in range(KILLS):
+    for _ in range(3):
         shutil.rmtree(folder)
         copy()
         done = kill_at("save", rng.randint(1, lines), name, *arguments)

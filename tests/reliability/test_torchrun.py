@@ -28,7 +28,6 @@ STOPS = [
 ]
 """A step, what the launcher is then sent, and whether its messages are read. Far apart: a fast run
 logs further steps before it has stopped, and the next one must not find its own step there."""
-KILLS = 2
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_killed_and_stopped_again_and_again_a_run_ends_as_if_never_stopped(confi
         log, number = run_dir / "train.log", next(starts)
         wait_until(lambda: launch.count_text(log, " command: ") >= number, process)
 
-    for _ in range(KILLS):
+    for _ in range(2):
         wait_for_start()
         time.sleep(3 * rng.random())
         workers = children(process)
