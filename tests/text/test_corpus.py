@@ -98,13 +98,16 @@ def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
         ({"path": "./nowhere"}, "data.path = ./nowhere: there is no such folder"),
         ({"path": __file__}, "test_corpus.py: this is a file; give the folder"),
         ({"path": "own/text"}, "^data.path = own/text: this is a file; "),  # also a name on the hub
+        ({"path": __file__, "train": SplitFiles(src="a", tgt="b")}, "py: this is a file; give"),
     ],
 )
 def test_what_is_not_there(numbers, changes, message, monkeypatch):
+    """Sabotage: look for the folder alone where a split is two files."""
     monkeypatch.chdir(numbers.path)
     os.mkdir("own")
     open("own/text", "w").close()
-    refuses(DataError, message, load_split, numbers.model_copy(update=changes), "train")
+    config = numbers.model_copy(update=changes)
+    refuses(DataError, message, load_split, config, config.train)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
@@ -349,13 +352,6 @@ ROW = b'{"de": "a", "en": "b"}\n'
 def test_a_data_file_that_cannot_be_used(tmp_path, name, raw, message):
     (tmp_path / name).write_bytes(raw)
     refuses(DataError, message, load_split, DataConfig(path=str(tmp_path)), name)
-
-
-def test_a_file_instead_of_the_folder_of_two_files():
-    """Sabotage: look for the folder alone."""
-    split = SplitFiles(src="a.de", tgt="a.en")
-    message = "test_corpus.py: this is a file; give the folder"
-    refuses(DataError, message, load_split, DataConfig(path=__file__), split)
 
 
 def test_a_pipe_or_folder_in_place_of_a_file(tmp_path):
