@@ -65,7 +65,6 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["tune", "run", "--length-penalty", "1,nan"], "length penalty nan: choose 0 to 10"),
         (["tune", "run", "--beam-size", "1", "--length-penalty", "11"], "length penalty 11: choo"),
         (["translate", TEXT, "RUN"], "de: no such run or checkpoint; name the run first"),
-        (["translate", "RUN", "-i", TEXT, "--output-dir", TEXT], "de: is a file; name a folder"),
         (["init", "", "--src", TEXT, "--tgt", TEXT, "--tgt-lang", "en"], ".toml: has no name"),
         (["tune", "run", "--beam-size", "1,x"], "--beam-size and --length-penalty: write numbers"),
         (["tune", "RUN", "--beam-size", "0"], "beam size 0: choose 1 to "),
