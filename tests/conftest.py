@@ -23,6 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import fork_server
 import pytest
+from hypothesis import HealthCheck, settings
 
 from transformer_mt.system.process_settings import configure_libraries
 
@@ -60,6 +61,9 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions, Trans
 flops._SIZES |= {"cpu": 64, "cuda": 32}
 PairedTest._DEFAULT_SAMPLES["ar"] = 200  # random exchanges of sentences, in place of 10,000
 os.fsync = lambda descriptor: None  # what tests write need not outlive the machine
+# A busy machine takes longer than the 200 ms that an example may take by default.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def pytest_collection_finish() -> None:

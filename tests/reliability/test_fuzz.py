@@ -22,7 +22,7 @@ from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow
 
-many = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=300, suppress_health_check=list(HealthCheck))
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 names = st.text(max_size=9)
 values = st.recursive(

@@ -13,7 +13,7 @@ from transformer_mt.text import batching
 from transformer_mt.text.batching import EncodedPairs, cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.training.fit import most_demanding
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 
 
 @st.composite

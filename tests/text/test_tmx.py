@@ -142,7 +142,7 @@ PARTS = [*TAGS, "a", " \n", "\x00", "\xff"]
 ENCODINGS = st.sampled_from(["utf-8", "utf-16", "latin-1"])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(PARTS) | st.text(max_size=5)), ENCODINGS)
 @example([HEAD, "<seg>a</seg><tu></tuv>"], "utf-8")
 def test_any_input_gives_lines_or_one_error(corpus_dir, parts, encoding):

@@ -34,7 +34,7 @@ def vocab() -> Vocabulary:
 SPACES = st.text(st.sampled_from("ab\u00ad \t\n\r\x1c\u00a0\u2009\u2028\u3000"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @example(" a\t\u00a0b\u2028\x0c\x85c \r\n")
 @example("Größe ½ … ² ﬁ Å 日本語 и \U0001f600 a\u200bb x\x00y")
 @given(SPACES | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")))

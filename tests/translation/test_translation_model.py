@@ -154,7 +154,7 @@ def translator(copy_run) -> Translator:
     return load(copy_run)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
 def test_any_lines(translator, lines):
     r"""As many come out; those without a piece are empty, none holds a line break or a tab."""
