@@ -1,6 +1,5 @@
 """The prompt at a terminal, driven through a pseudo-terminal."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -11,6 +10,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -59,11 +59,11 @@ class Terminal:
         os.write(self._master, keys)
 
     def interrupt(self) -> None:
-        """Types Ctrl-C until it ends: Python may miss one before it waits for a key."""
-        while self.process.poll() is None:
-            self.type(CTRL_C)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(3)
+        """Types Ctrl-C once it waits for a key: Python may miss a signal that comes before."""
+        status = Path(f"/proc/{self.process.pid}/stat")  # of its main thread
+        while status.read_text().rpartition(")")[2].split()[0] not in "SZ":
+            time.sleep(0.01)
+        self.type(CTRL_C)
 
     def end(self) -> tuple[int, str]:
         """Waits for the end; gives the exit code and the rest of what was shown."""
@@ -140,8 +140,7 @@ def test_lines_are_edited_and_recalled(exported_run, terminal):
     # Ctrl-C ends with a line feed and exit code 130; but a half-typed line is dropped first.
     prompt.type(b"ab")
     prompt.wait_for("ab")
-    time.sleep(0.2)  # Python misses a signal that comes before it waits for the next key
-    prompt.type(CTRL_C)
+    prompt.interrupt()
     prompt.wait_for("de> ")
     prompt.type(b"cd\r")
     assert "\tcd\n" in prompt.wait_for("de> ")
