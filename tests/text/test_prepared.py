@@ -159,11 +159,14 @@ def test_a_full_disk_is_named(folder):
 
 
 def test_two_at_once_make_one(folder, monkeypatch, caplog):
+    """Sabotage: hold no lock."""
     caplog.set_level(logging.INFO)
     written, write = [], prepared_module._write_prepared
 
     def recording(*arguments):
-        time.sleep(0.2)
+        until = time.monotonic() + 60
+        while caplog.text.count("waiting for it") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
         written.append(arguments)
         write(*arguments)
 
@@ -172,7 +175,7 @@ def test_two_at_once_make_one(folder, monkeypatch, caplog):
         corpora = list(threads.map(prepare, [tiny_config(folder)] * 3))
     assert len({corpus.path for corpus in corpora}) == len(prepared_names(folder)) == 1
     assert len(written) == 1
-    assert "is preparing the same corpus; waiting for it" in caplog.text
+    assert caplog.text.count("is preparing the same corpus; waiting for it") == 2
 
 
 @pytest.mark.parametrize("name", ["report.json", "tgt.ids", "tgt.offsets.npy", MANIFEST])
