@@ -152,7 +152,7 @@ def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch
     may_end, has_ended = Event(), Event()
 
     def save(*arguments: object) -> None:
-        may_end.wait(3)
+        may_end.wait(60)
         has_ended.set()
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
@@ -161,7 +161,7 @@ def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch
         train(build_config(corpus_dir, train__save_every=1), tmp_path / "run")
     assert not has_ended.is_set() and saved_steps(tmp_path / "run") == []
     may_end.set()
-    assert has_ended.wait(3)
+    assert has_ended.wait(60)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, scores, monkeypatch):
