@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import NASTY, command, equal, records, run_program, tiny_config, weights, write_config
+from launch import FAULTY
 from safetensors.torch import load_file
 
 from transformer_mt.checkpoints.layout import TRAINING
@@ -33,10 +34,10 @@ from transformer_mt.training import run
 from transformer_mt.training.run import train
 
 
-def stop_at_step(config: Path, run_dir: Path, step: int, signum: int) -> int:
+def stop_at_step(run_dir: Path, step: int, signum: int, words: list[object]) -> int:
     """Trains until the metrics tell of a step and then sends a signal; gives the exit code."""
     path = run_dir / "metrics.jsonl"
-    process = fork_server.start(command("train", config, "--run", run_dir))
+    process = fork_server.start(words, env={**os.environ, "RANK": "0"})
     while not path.exists() or f'"step": {step},' not in path.read_text():
         assert process.is_alive(), f"step {step} never came"
         time.sleep(0.002)
@@ -51,7 +52,10 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     config = write_config(tmp_path, corpus_dir, model__d_model=64, model__d_ff=128, **steps)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_program("train", config, "--run", whole).returncode == 0
-    assert stop_at_step(config, killed, random.randint(10, 30), signal.SIGKILL) == -signal.SIGKILL
+    # The first save is complete once the second has begun; the last step waits for the signal.
+    words = [sys.executable, FAULTY, "wait", 0, 40, "train", config, "--run", killed]
+    step, signum = random.randint(15, 30), signal.SIGKILL
+    assert stop_at_step(killed, step, signum, words) == -signum
     reached = records(killed, "train")[-1]["step"]
     assert reached < 40 and run_program("train", config, "--run", killed).returncode == 0
 
@@ -178,7 +182,8 @@ def test_guarantee_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, 
     """The step is finished and saved. Sabotage: leave the signals to Python."""
     steps = {"train__max_steps": 100_000, "train__save_every": 50_000, "valid__every": 50_000}
     config, run_dir = write_config(tmp_path, corpus_dir, **steps), tmp_path / "run"
-    assert stop_at_step(config, run_dir, 3, signum) == code
+    words = command("train", config, "--run", run_dir)
+    assert stop_at_step(run_dir, 3, signum, words) == code
     assert load_newest(run_dir).progress.step == records(run_dir, "train")[-1]["step"]
 
 

@@ -1,16 +1,17 @@
 """Runs the program with a fault in one process: `faulty_process.py FAULT RANK STEP ARGUMENTS...`.
 
 Faults, all in that process at that step: `memory` runs out with more than 64 positions; `nan` in
-the loss from then on; `kill` is SIGKILL of the process. Whatever the step: `disk` is a disk that is
-full from the start; `device` a device that is missing; `absent` a checkpoint that is not on this
-machine; `decode` is too little memory for translating. In every process: `chunks`, which have STEP
-lines, or fewer if they are long.
+the loss from then on; `kill` is SIGKILL of the process; `wait` is for a signal. Whatever the step:
+`disk` is a disk that is full from the start; `device` a device that is missing; `absent` a
+checkpoint that is not on this machine; `decode` is too little memory for translating. In every
+process: `chunks`, which have STEP lines, or fewer if they are long.
 """
 
 import errno
 import os
 import signal
 import sys
+import time
 from unittest.mock import Mock
 
 from transformer_mt.cli import program
@@ -64,6 +65,8 @@ def break_engine(fault: str, at_step: int) -> None:
         engine.current_step = step
         if step == at_step and fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == at_step and fault == "wait":
+            time.sleep(300)
         take_step(engine, step, *arguments)
 
     Engine.current_step = 0
