@@ -1,5 +1,6 @@
 """Starts the program in several processes, with or without torchrun; compares what it trained."""
 
+import itertools
 import os
 import re
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,13 +23,18 @@ from transformer_mt.checkpoints.run_directory import load_newest
 FAULTY = Path(__file__).parent / "training" / "faulty_process.py"
 PROGRAM = ("-m", "--", "transformer_mt")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
+_PORTS = itertools.count(10_000 + os.getpid() % 200 * 100)  # others for tests in another process
 
 
 def free_port() -> int:
-    """Gives a port that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Gives a port that nothing listens on, below those that a system gives to connections.
+
+    One of those could be taken before the program listens on it.
+    """
+    while True:
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port := next(_PORTS)))
+            return port
 
 
 def with_chunks_of(lines: int) -> tuple[object, ...]:
