@@ -33,7 +33,7 @@ def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path):
     """While the worker imports torch, which here takes longer than the test."""
     config = write_config(tmp_path, corpus_dir)
     (tmp_path / "torch.py").write_text(
-        f"import time\nopen({str(tmp_path / 'imported')!r}, 'w').close()\ntime.sleep(60)\n"
+        f"import time\nopen({str(tmp_path / 'imported')!r}, 'w').close()\ntime.sleep(600)\n"
     )
     path = os.pathsep.join((str(tmp_path), *sys.path))
     env = {**launched(free_port()), "PYTHONPATH": path}
@@ -43,7 +43,7 @@ def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path):
     with subprocess.Popen(words, env=env, cwd=tmp_path, **pipes) as process:
         worker = int(process.stdout.readline())
         try:
-            process.communicate(timeout=12)  # until the worker has closed its stderr
+            process.communicate(timeout=120)  # until the worker has closed its stderr
         except subprocess.TimeoutExpired:
             os.kill(worker, signal.SIGKILL)
             raise
@@ -147,7 +147,7 @@ def test_a_process_that_is_lost(tmp_path):
             envs = [launched(port, rank) for rank in (0, 1)]
             started[scenario] = [fork_server.start(words, env=env, **streams) for env in envs]
     for scenario, (survivor, lost) in started.items():
-        survivor.join(30)
+        survivor.join(120)
         lost.kill()
         assert survivor.exitcode == 2, scenario
         assert (tmp_path / scenario).read_text() == LOST
