@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 # What fits in memory, and how threads share it, is expected for one.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["COLUMNS"] = "80"  # not those of the terminal, to which help is cut
 
 import fork_server
 import pytest
