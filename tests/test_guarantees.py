@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import NASTY, command, equal, records, run_program, tiny_config, weights, write_config
-from launch import FAULTY
 from safetensors.torch import load_file
 
 from transformer_mt.checkpoints.layout import TRAINING
@@ -53,7 +52,7 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_program("train", config, "--run", whole).returncode == 0
     # The first save is complete once the second has begun; the last step waits for the signal.
-    words = [sys.executable, FAULTY, "wait", 0, 40, "train", config, "--run", killed]
+    words = [sys.executable, launch.FAULTY, "wait", 0, 40, "train", config, "--run", killed]
     step, signum = random.randint(15, 30), signal.SIGKILL
     assert stop_at_step(killed, step, signum, words) == -signum
     reached = records(killed, "train")[-1]["step"]

@@ -132,13 +132,14 @@ def test_memory_stays_flat(vocab, text):
     translator = Translator(runtime, vocab, splitter(vocab), SearchOptions())
 
     def translate(count):
-        texts = ["ab cd", *[text] * count]
+        lines = ["ab cd", *[text] * count]
         # Python keeps tuples of up to 20 elements for others that follow, so sources are longer.
-        chunks = ([text.replace("b", "b" * (n % 20 + 20)) for n in range(300)] for text in texts)
+        chunks = ([line.replace("b", "b" * (n % 20 + 20)) for n in range(300)] for line in lines)
         for _ in translator.translate_chunks(chunks, lambda _: 0):
             pass
 
-    assert peak_memory(translate, 80) < 1.2 * peak_memory(translate, 20)
+    few, many = (peak_memory(translate, count) for count in (20, 80))
+    assert many < 1.2 * few
 
 
 def test_batches_by_hand(vocab):
