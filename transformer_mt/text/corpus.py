@@ -229,7 +229,7 @@ def _open_files(
 
 def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[Pair]:
     start, stop = (int(end) if end else None for end in part.strip("[]").split(":"))
-    if -_MOST_HELD <= (start or 0) < 0 and (stop or -1) < 0:
+    if start and -_MOST_HELD <= start < 0 and (stop or -1) < 0:
         pairs = iter([*deque(read(), -start)][:stop])
     else:
         if min(start or 0, stop or 0) < 0:  # relative to the end, so count the pairs
