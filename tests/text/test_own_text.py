@@ -60,7 +60,7 @@ def test_a_split_may_be_a_table_of_two_files(own_text):
     """Its slice is one of Python's."""
     config = DataConfig(path=str(own_text))
     assert pairs_of(config, table()) == NUMBERS
-    for part in "[:] [:3] [2:] [:-4] [-4:-2] [-2:] [-30:2] [8:999999999999999999]".split():
+    for part in "[:] [:3] [2:] [:-4] [-4:-2] [-2:] [-4:8] [-30:2] [8:999999999999999999]".split():
         assert pairs_of(config, table(part)) == eval(f"NUMBERS{part}")
 
 
