@@ -342,7 +342,7 @@ class Called(NamedTuple):
 def peak_memory(function, /, *arguments: object) -> int:
     """Returns the most bytes held during a call, by Python and NumPy.
 
-    Cycles are collected before it, not during it, so that the figure does not depend on when.
+    Garbage is collected before it and not during it, since the figure depends on the moment.
     """
     gc.collect()
     gc.disable()

@@ -23,7 +23,7 @@ from transformer_mt.checkpoints.run_directory import load_newest
 FAULTY = Path(__file__).parent / "training" / "faulty_process.py"
 PROGRAM = ("-m", "--", "transformer_mt")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
-_PORTS = itertools.count(10_000 + os.getpid() % 200 * 100)  # others for tests in another process
+_PORTS = itertools.count(10_000 + os.getpid() % 200 * 100)  # each process has its own
 
 
 def free_port() -> int:

@@ -1,8 +1,8 @@
 """Runs the program with a fault in one process: `faulty_process.py FAULT RANK STEP ARGUMENTS...`.
 
 Faults, all in that process at that step: `memory` runs out with more than 64 positions; `nan` in
-the loss from then on; `kill` is SIGKILL of the process; `wait` is for a signal. Whatever the step:
-`disk` is a disk that is full from the start; `device` a device that is missing; `absent` a
+the loss from then on; `kill` is SIGKILL of the process; `wait` waits for a signal. Whatever the
+step: `disk` is a disk that is full from the start; `device` a device that is missing; `absent` a
 checkpoint that is not on this machine; `decode` is too little memory for translating. In every
 process: `chunks`, which have STEP lines, or fewer if they are long.
 """
