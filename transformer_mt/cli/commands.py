@@ -134,7 +134,7 @@ def export(
     path: Path = CHECKPOINT,
     output: Path = option("DIR", "Directory to create.", "-o", "--output", default=...),
     format: ExportFormat = option(
-        values_of(ExportFormat), "Library that is to load it.", default=DEFAULT_EXPORT_FORMAT
+        values_of(ExportFormat), "Library that will load it.", default=DEFAULT_EXPORT_FORMAT
     ),
     quantization: Quantization | None = option(
         values_of(Quantization), "Type in which CTranslate2 stores the weights. Default: float32."

@@ -35,8 +35,8 @@ scored_option = partial(option, group="What to score")
 report_option, report_flag = (partial(f, group="What to report") for f in (option, flag))
 SPLIT = scored_option(
     "NAME",
-    "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for that"
-    " of a folder. Default: test.",
+    "train, valid or test, as configured; another split of the corpus; or /FOLDER/NAME, one in"
+    " that folder. Default: test.",
 )
 
 
@@ -59,7 +59,7 @@ class ScoredGroup(OptionGroup):
     baseline: Path | None = scored_option("RUN_OR_FILE")
     """Compare with this run or translation."""
     src_lang: str | None = scored_option("NAME")
-    """Language of the source, if no run tells it."""
+    """Language of the source, if no run is named."""
     tgt_lang: str | None = scored_option("NAME")
     """Language of the translation, likewise."""
 
@@ -175,7 +175,7 @@ def tune(
     runs: list[Path] = RUNS,
     *,
     model: ModelGroup,
-    valid: str = scored_option("NAME", "Text to choose by, as for --split.", default="valid"),
+    valid: str = scored_option("NAME", "Text to tune on, as for --split.", default="valid"),
     split: str | None = SPLIT,
     beam_size: str = search_option("N,...", "Beam sizes; 1 is greedy search.", default="1,4,8"),
     length_penalty: str = search_option(

@@ -40,11 +40,11 @@ TableFormat = Literal["text", "markdown", "latex", "csv", "json"]
 def training(
     runs: list[Path] = RUNS,
     output: Path = FIGURE,
-    x: Axis = option(values_of(Axis), "What to draw the curves over.", default="step"),
+    x: Axis = option(values_of(Axis), "Unit of the horizontal axis.", default="step"),
     panel: list[PanelName] | None = option(
         f"[{'|'.join(PanelName)}]", "What to draw; may be repeated. Default: all."
     ),
-    mean: bool = flag("Average runs that differ in train.seed alone, with a band of SD.", "--mean"),
+    mean: bool = flag("Draw the mean ± SD of runs that differ in train.seed alone.", "--mean"),
     label: list[str] | None = option("NAME", "Name in the legend; once for each curve, in order."),
     title: str | None = option("TEXT", "Title of the figure."),
 ) -> None:
@@ -155,9 +155,9 @@ def report(
 def compare(
     runs: list[Path] = RUNS,
     format_: TableFormat = option(values_of(TableFormat), "Format.", "--format", default="text"),
-    columns: list[str] = option("NAME", "Column, such as '*BLEU'; may be repeated.", default=[]),
-    metric: list[str] = option("NAME", "Metric, such as 'chrF*'; may be repeated.", default=[]),
-    test_set: list[str] = option("NAME", "Test set, such as 'wmt*'; may be repeated.", default=[]),
+    columns: list[str] = option("NAME", "Column to show ('*BLEU'); may be repeated.", default=[]),
+    metric: list[str] = option("NAME", "Metric to show ('chrF*'); may be repeated.", default=[]),
+    test_set: list[str] = option("NAME", "Test set to show ('wmt*'); may be repeated.", default=[]),
     baseline: Path | None = option("RUN", "Print t-tests over seeds against its setting instead."),
     quiet: bool = QUIET,
 ) -> None:

@@ -40,8 +40,8 @@ MODELS = argument(
 )
 SPLIT = search_option(
     values_of(Split),
-    "Which lines to translate in parts. auto: as the training text asks for; long: longer than"
-    " nearly all of it; never: longer than data.max_length or --max-length.",
+    "Which lines to translate in parts. auto: depends on the training text; long: longer than"
+    " nearly all of its lines; never: longer than data.max_length or --max-length.",
     default=LoadOptions.split,
 )
 
@@ -63,7 +63,7 @@ class FileGroup(OptionGroup):
     overwrite: bool = file_flag(None, "--overwrite")
     """Translate all anew, and replace what others wrote in --output-dir."""
     summary: Path | None = file_option("FILE")
-    """Write what became of the files, as JSON."""
+    """Write a summary of the job, as JSON."""
     input_format: InputFormat = file_option(values_of(InputFormat), default=InputOptions.format)
     """auto: by the ending of --input, such as a.csv or a.srt.gz; text for others and stdin."""
     column: str | None = file_option("NAME_OR_NUMBER", None, "--column", "--key")

@@ -171,8 +171,8 @@ class TrainConfig(Section):
     max_epochs: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
     """Epochs after which training ends. 0 is no limit."""
     bidirectional_epochs: Annotated[int, Field(ge=0), OnChange.REFUSED] = 0
-    """Number of epochs at the start in which every second pair is reversed, such as a third of all:
-    with little text the model learns more from it. Requires `vocab.shared`, and no
+    """Number of epochs at the start, such as a third of all, in which every second pair is
+    reversed: with little text the model learns more from it. Requires `vocab.shared`, and no
     `vocab.symbols`."""
     join_pairs: Annotated[bool, OnChange.REFUSED] = False
     """Join half of the pairs, chosen anew each epoch, two by two: source to source and target to
@@ -206,7 +206,7 @@ class TrainConfig(Section):
     `vocab.sampling`."""
     init_from: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
     """A run or checkpoint whose weights and vocabulary a new run starts from. Its data.normalize,
-    vocab.kind, vocab.size, vocab.shared, vocab.symbols and [model], dropout excepted, must be set.
+    vocab.kind, vocab.size, vocab.shared, vocab.symbols and [model], dropout excepted, must be kept.
     On resume only `valid.old_text` reads it."""
     ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Decay, such as 0.999, of a moving average of the weights that is validated and saved in
@@ -229,7 +229,7 @@ class ValidConfig(Section):
     """Number of consecutive validations without a better score that ends training; those within the
     warm-up do not count. 0 is no limit."""
     metric: Annotated[Literal["bleu", "chrf", "nll"], OnChange.REFUSED] = "bleu"
-    """The score by which a checkpoint is the best; perplexity (`nll`) decides between equals."""
+    """The score that decides which checkpoint is the best; perplexity (`nll`) breaks ties."""
     tokenize: Annotated[str, OnChange.REFUSED] = "auto"
     """sacreBLEU's tokenizer for BLEU, also in `evaluate`; `auto` goes by language and script."""
     old_text: Annotated[bool, OnChange.ALLOWED] = False
