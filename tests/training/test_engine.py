@@ -57,6 +57,7 @@ def equal_weights(engine, other) -> bool:
 def test_what_a_run_is_computed_with(corpus_dir, prepared, monkeypatch):
     """Weights of the seed; packs on CUDA."""
     config = tiny_config(corpus_dir, train__compile=True, model__n_heads=1)
+    torch.set_num_threads(2)  # but a GPU is one worker
     engine, other = (build_engine(tiny_config(corpus_dir, train__seed=n), prepared) for n in (1, 2))
     assert not equal_weights(engine, other)
     monkeypatch.setattr(environment, "cpu_bf16_instructions", lambda: ["AMX"])
@@ -100,12 +101,16 @@ def test_variables_that_choose_kernels_are_recorded(corpus_dir, prepared, monkey
 
 
 def test_each_precision_is_used(corpus_dir, prepared):
-    config, sums = tiny_config(corpus_dir, model__dropout=0.0), []
+    """Muon uses bf16 in bf16 alone. Sabotage: always."""
+    config, sums = tiny_config(corpus_dir, model__dropout=0.0, optim__muon=True), []
+    dtypes = []
     for precision in ("fp32", "bf16", "fp16"):
         engine = build_engine(config, prepared, precision)
         engine.train_step(1, [batch_from(prepared, 0)])
         sums.append(engine.read_window().loss)
+        dtypes.append(engine.optimizer._dtype)
     assert len(set(sums)) == 3 and sums == pytest.approx([sums[0]] * 3, rel=0.01)
+    assert dtypes == [torch.float32, torch.bfloat16, torch.float32]
 
 
 class Products(TorchDispatchMode):
@@ -181,6 +186,14 @@ def test_dropout_is_seeded_by_seed_step_and_number_of_a_micro_batch(corpus_dir, 
     assert (loss(0), loss(1)) == (first, second) and loss(0, step=3) != first
     engine.config = tiny_config(corpus_dir, model__dropout=0.5, train__seed=2)
     assert loss(0) != first
+
+
+def test_a_process_without_a_micro_batch(corpus_dir, prepared):
+    """Of a step of fewer pairs. Sabotage: sum only the gradients that there are."""
+    engine = build_engine(tiny_config(corpus_dir), prepared)
+    engine.processes = Processes(rank=1, world_size=2)
+    engine.train_step(1, [TokenCounts(9, 9)])
+    assert engine.grad_norm == 0 and engine.read_window().tokens == 9
 
 
 def test_the_masks_of_a_micro_batch_depend_on_its_number_alone():
