@@ -61,6 +61,8 @@ def test_all_processes_cut_alike(monkeypatch):
     monkeypatch.setattr(fit, "total_memory", lambda device: int(25.4e9))
     fitter = fitter_of("cuda", 4, Smaller(world_size=3))
     assert (fitter.workers, fitter.find_micro_batch_tokens()) == (6, 16_384 // 2)
+    fitter.packs = True  # all logits of which are in memory at once
+    assert fitter.find_micro_batch_tokens() == 8192 // 2
 
 
 @pytest.mark.parametrize(("device", "needed"), [("cpu", 44.8), ("cuda", 25.6)])
@@ -205,13 +207,15 @@ def as_lists(steps: list[np.ndarray]) -> list[list[int]]:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_most_demanding_micro_batches(swapped):
-    """Sabotage: order by one side, or pairs plus length; leave out the longest, or the most."""
+    """Of equals the largest. Sabotage: order by one side; leave out the longest, or the most."""
     src, tgt = np.array([50] * 200 + [1] + [5] * 12), np.array([1] * 200 + [60] + [5] * 12)
     corpus = np.stack((tgt, src) if swapped else (src, tgt))
     steps = [np.array([i]) for i in range(201)]
     assert as_lists(most_demanding(steps, corpus, 60)) == [[200]] * 3
     assert as_lists(most_demanding(steps[198:], corpus, 60)) == [[200]] * 3
     assert as_lists(most_demanding([np.arange(3)], corpus, 60)) == [[0]] * 3
+    alike = np.array([[60, 60], [1, 50]])
+    assert as_lists(most_demanding(steps[:2], alike, 60)) == [[1]] * 3
     many = np.arange(201, 213)
     assert as_lists(most_demanding([*steps, many], corpus, 60)) == [many.tolist(), [200], [*many]]
     halves = as_lists(most_demanding([*steps, many], corpus, 60, 2))
