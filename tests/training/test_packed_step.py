@@ -199,6 +199,8 @@ def test_packs_are_as_few_as_the_limit_allows(corpus_dir, limit, workers):
     shares = [-(-1000 // packs) for packs in range(workers, 1000 + workers, workers)]
     capacities = [pack_capacity(share, longest) for share in shares]
     assert capacity == next((each for each in capacities if each <= limit), capacities[-1])
+    progress, none = Progress(micro_batch_tokens=limit), np.arange(0)
+    assert fitter.count_positions(progress, made_pairs(1, seed=1), none) == 2 * capacity
 
 
 def test_a_failed_compilation_is_one_line(corpus_dir, tmp_path, monkeypatch, caplog):
