@@ -10,6 +10,7 @@ from conftest import equal, records, tiny_config, weights
 from sacrebleu.metrics.bleu import BLEU
 
 import transformer_mt
+from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.layout import EMA
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import ModelConfig
@@ -103,16 +104,22 @@ def test_a_missing_tokenizer_shows_before_text_is_read(corpus_dir, tmp_path, mon
 
 
 def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog):
-    """Validation scores both; a checkpoint holds both; commands take the average unless told."""
-    config = tiny_config(corpus_dir, train__ema_decay=0.9, train__max_steps=4, valid__every=1000)
+    """Validation scores both; a checkpoint holds both; commands take the average unless told.
+
+    Sabotage: ignore `valid.tokenize`.
+    """
+    changes = {"train__ema_decay": 0.9, "train__max_steps": 4, "valid__tokenize": "char"}
+    config = tiny_config(corpus_dir, **changes, valid__every=1000)
     train(config, tmp_path / "run")
+    [record] = read_evaluations(tmp_path / "run")
+    assert record.scores[0].tokenizer == "char"
     checkpoint = find_checkpoint(tmp_path / "run")
     assert not equal(weights(checkpoint.path), weights(checkpoint.path, EMA))
     [valid] = records(tmp_path / "run", "valid")
     pairs = load_split(config.data, config.data.valid)
     for raw, key in ((True, "bleu"), (False, "ema_bleu")):
         translator = build_translation_model([checkpoint], LoadOptions(raw=raw)).translator()
-        bleu = BLEU().corpus_score(translator.translate(pairs.src), [pairs.tgt])
+        bleu = BLEU(tokenize="char").corpus_score(translator.translate(pairs.src), [pairs.tgt])
         assert round(bleu.score, 4) == valid[key]
     assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
     assert checkpoint.progress.best_nll == pytest.approx(valid["ema_nll"], abs=1e-5)
