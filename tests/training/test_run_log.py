@@ -94,6 +94,17 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
         assert path.read_text() == f"{good}\n"
 
 
+def test_the_log_is_a_file_of_lines(tmp_path):
+    """A run from elsewhere may hold links. Sabotage: follow them; do not escape what is noted."""
+    with RunLog(tmp_path, Progress()) as log:
+        log.note("a\nb\x1b")
+    assert (tmp_path / "train.log").read_text().endswith(" a\\x0ab\\x1b\n")
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("other")
+    refuses(OSError, "symbolic links", RunLog, tmp_path, Progress())
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_log_that_was_moved_goes_on_in_a_new_file(tmp_path, caplog):
     """Unless the run was moved. Sabotage: write to the file that was opened; begin one anywhere."""
     run_dir, away, steps = tmp_path / "run", tmp_path / "away", iter(range(1, 9))
