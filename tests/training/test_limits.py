@@ -26,6 +26,7 @@ def test_steps_until_each_limit():
         left = steps_left(config_of(limits, patience=3), PROGRESS, 30.0, 4.0, 11)
         assert list(left) == [f"train.{key}" for key in limits] and list(left.values()) == steps
     assert 0 in steps_left(config_of({"max_minutes": 1.0}), PROGRESS, 60.0, 0.0, 11).values()
+    assert 10**15 in steps_left(config_of({"max_minutes": 1e308}), PROGRESS, 0.0, 4.0, 11).values()
 
 
 def test_loss_is_shown_from_the_first_step_on(
@@ -49,7 +50,7 @@ def test_loss_is_shown_from_the_first_step_on(
 
 
 def test_the_bar_on_a_terminal(monkeypatch, capsys):
-    """Steps, those until the first limit, the time left, metrics. Sabotage: begin at step 0."""
+    """Or else a line: steps, those until the first limit, time left. Sabotage: begin at step 0."""
     monkeypatch.setattr("transformer_mt.training.limits.shows_bars", lambda: True)
     config = config_of({"max_steps": 100, "max_epochs": 2})
     with StepDisplay(config, PROGRESS, 100.0) as display:
@@ -58,3 +59,10 @@ def test_the_bar_on_a_terminal(monkeypatch, capsys):
     first, *_, last = capsys.readouterr().err.strip().split("\r")
     assert first.startswith("7/100 ") and last.startswith("8/16 ")
     assert last.endswith(" 00:32 left, loss 2.000, 1,234 tokens/s, 1 skipped")
+    monkeypatch.setattr("transformer_mt.training.limits.shows_bars", lambda: False)
+    monkeypatch.setattr("transformer_mt.training.limits.shows_progress", lambda: True)
+    metrics = {"loss": 2.0, "tokens_per_second": 1.0, "mfu": 0.5, "lr": 1e-3, "skipped": 1}
+    with StepDisplay(config, PROGRESS, 100.0) as display:
+        display.advance(replace(PROGRESS, step=8), 104.0, 11)
+        display.show(8, metrics)
+    assert capsys.readouterr().err.endswith(", lr 1.0e-03, 1 skipped, 00:32 left\n")
