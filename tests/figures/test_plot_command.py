@@ -103,6 +103,8 @@ def test_settings_of_the_user_change_nothing_and_are_kept():
     with matplotlib.rc_context(own):
         before = dict(matplotlib.rcParams)
         assert render(picture(), "png") == plain and dict(matplotlib.rcParams) == before
+    svg = render(picture(), "svg")
+    assert svg == render(picture(), "svg") and b"<dc:date>" not in svg
 
 
 @pytest.mark.parametrize("file_format", ["png", "svg", "pdf"])

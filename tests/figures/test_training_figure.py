@@ -152,9 +152,13 @@ def test_what_is_missing_is_said(tmp_path):
     figure = training_figure(read_runs([run]))
     shown = [[text.get_text() for text in axes.texts] for axes in figure.axes]
     assert shown == [*3 * [["no finite value yet"]], [], [], []] and not overlapping(figure)
-    path.write_text(lines[0].replace('"step": 10', '"step": 1') + "\n")
-    axes = training_figure(read_runs([run])).axes[3]
-    assert axes.get_xlim() == (0, 1.02) and all(tick % 1 == 0 for tick in axes.get_xticks())
+    for step, end in ((0, 1.0), (1, 1.02)):
+        path.write_text(lines[0].replace('"step": 10', f'"step": {step}') + "\n")
+        axes = training_figure(read_runs([run])).axes[3]
+        assert axes.get_xlim() == (0, end) and all(tick % 1 == 0 for tick in axes.get_xticks())
+    several = training_figure(read_runs([run, run])).axes[3]
+    marks = [line.get_markevery() for line in (*axes.lines, *several.lines)]
+    assert marks == [[0]] * 3  # or a single value would not be seen
 
 
 LINES = {"": "has no complete line yet", "not JSON\n": "line 1: damaged"}
