@@ -11,11 +11,12 @@ from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
-from conftest import peak_memory, translate_options
+from conftest import peak_memory, refuses, translate_options
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import check_output
+from transformer_mt.system.streams import open_input
 from transformer_mt.translation import file_translation
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.inputs import FilePair
@@ -126,6 +127,17 @@ def test_an_input_that_changes(tmp_path, monkeypatch, caplog, change):
     with pytest.raises(DataError, match=f"^{source}: (changed while it was read|cannot be read)"):
         translate(source, output)
     assert not output.exists() and f"{FIRST + CHUNK} finished lines are kept" in caplog.text
+
+
+def test_an_input_that_is_emptied_before_it_is_read(tmp_path, monkeypatch):
+    """Or an empty output would be complete. Sabotage: ask only before a chunk is written."""
+    source = tmp_path / "in"
+    source.write_text("ab\n")
+    monkeypatch.setattr(
+        file_translation, "open_input", lambda x: x.write_bytes(b"") or open_input(x)
+    )
+    refuses(DataError, "changed while it was read", translate, source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_was_read_before_an_error_is_kept(tmp_path, caplog):
