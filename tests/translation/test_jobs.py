@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import assert_one_error, command, copy_lines, refuses
 
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import OutputError
 from transformer_mt.system.output_record import RECORD, OutputRecord
 from transformer_mt.system.outputs import check_output
@@ -327,7 +328,7 @@ def test_a_tree_of_several_formats(translate, monkeypatch):
         assert json.loads(Path("out/a.en").read_text())["file"] == str(path)
 
 
-def test_the_summary_replaces_only_a_summary(translate, texts):
+def test_the_summary_replaces_only_a_summary(translate, texts, copy_run):
     """Or an empty file, as mktemp makes, but none that a pattern or a slip named."""
     source = Path("in/a/x.de").read_text()
     for words in (
@@ -343,7 +344,9 @@ def test_the_summary_replaces_only_a_summary(translate, texts):
     for _ in range(2):
         assert translate("-i", "in/b/x.de", "-o", "x", "--summary", "s.gz").code == 0
         assert translate("-i", "in", "--output-dir", "in", "--summary", "in/s").code == 0
-    assert json.loads(Path("in/s").read_text())["skipped"] == 3 and not Path("in/s.en").exists()
+    summary = json.loads(Path("in/s").read_text())
+    assert summary["skipped"] == 3 and not Path("in/s.en").exists()
+    assert summary["models"] == [find_checkpoint(copy_run).digest]
     write("list", "in/nope", "../x.de")
     assert translate("--files-from", "list", "--output-dir", "o", "--summary", "in/s").code == 3
     counts = ("lines", "split", "copied", "cut", "empty", "replaced", "kept")
