@@ -110,22 +110,22 @@ def test_patience(corpus_dir, tmp_path, scores, nlls, stops):
     changes = {"valid__every": 2, "valid__patience": 3, "optim__warmup_steps": 1}
     for stop in stops:
         config = build_config(corpus_dir, train__max_steps=stop, **changes)
-        assert train(config, tmp_path / "run").step == stop
-    progress = train(build_config(corpus_dir, **changes), tmp_path / "run")
+        assert train(config, tmp_path / "a run").step == stop
+    progress = train(build_config(corpus_dir, **changes), tmp_path / "a run")
     best = progress.best_step, progress.best_bleu, progress.best_nll
     assert (progress.step, *best) == (14, 8, 2.0, 2.0) and scores == []
     assert progress.validations_since_best == 3 and progress.valid_step == 14
     validated = [2, 4, 6, 8, 10, *([11] * extra), 12, 14]
-    assert logged_steps(tmp_path / "run", "valid") == validated
-    run = shlex.quote(str(tmp_path / "run"))
+    assert logged_steps(tmp_path / "a run", "valid") == validated
+    run = shlex.quote(str(tmp_path / "a run"))
     following = f"; next: transformer-mt evaluate {run}, or transformer-mt translate {run} < FILE\n"
-    assert f"done: valid.patience = 3, at step 14{following}" in log_text(tmp_path / "run")
-    assert find_checkpoint(tmp_path / "run").progress.step == 8
-    [metrics] = read_runs([tmp_path / "run"])
+    assert f"done: valid.patience = 3, at step 14{following}" in log_text(tmp_path / "a run")
+    assert find_checkpoint(tmp_path / "a run").progress.step == 8
+    [metrics] = read_runs([tmp_path / "a run"])
     assert metrics.best_validation()["step"] == 8
-    assert train(build_config(corpus_dir, **changes), tmp_path / "run").step == 14
+    assert train(build_config(corpus_dir, **changes), tmp_path / "a run").step == 14
     message = "nothing to do: valid.patience = 3, and the run is at step 14"
-    assert log_text(tmp_path / "run").endswith(message + following)
+    assert log_text(tmp_path / "a run").endswith(message + following)
 
 
 def test_validations_within_the_warm_up_do_not_count(corpus_dir, tmp_path, scores, nlls):
