@@ -72,7 +72,7 @@ def test_small_probabilities_keep_their_precision():
     assert_close(output_weight.grad[1:], expected, rtol=0.01, atol=0.0)
 
 
-@pytest.mark.parametrize("size", [1.0, 12.0, 1000.0])
+@pytest.mark.parametrize("size", [0.0, 1.0, 12.0, 1000.0])
 def test_gradients_in_float16_do_not_overflow(size):
     """However large the decoder's output, and if all positions have the same token."""
     output, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
