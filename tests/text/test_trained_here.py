@@ -14,7 +14,7 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.splits import NamedSplit, SplitColumns, SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import canonical_json
-from transformer_mt.text.trained_here import readable_corpus, remember_text
+from transformer_mt.text.trained_here import _line, readable_corpus, remember_text
 from transformer_mt.training.run import train
 
 
@@ -48,6 +48,21 @@ def test_a_record_that_cannot_be_read_knows_no_text(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "x" * 300)
     data = DataConfig(path=str(tmp_path))
     remember_text(data)
+    refuses(DataError, "not read, since a model names it", readable_corpus, data, "test")
+
+
+def test_a_user_without_a_home(tmp_path, monkeypatch, caplog):
+    """As in a container: no folder `~` is made, nor read. Sabotage: expand `~` alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", str)
+    data = DataConfig(path=str(tmp_path))
+    remember_text(data)
+    assert "set HOME or XDG_STATE_HOME; `evaluate` will ask" in caplog.text
+    assert not list(tmp_path.iterdir())
+    record = tmp_path / "~" / ".local" / "state" / "transformer-mt" / "texts"
+    record.parent.mkdir(parents=True)
+    record.write_text(_line(data))
     refuses(DataError, "not read, since a model names it", readable_corpus, data, "test")
 
 

@@ -5,6 +5,7 @@ A stranger's configuration may name any file, and `evaluate` stores beside the m
     ~/.local/state/transformer-mt/texts     or below $XDG_STATE_HOME; a line for what a run named
 """
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -21,6 +22,7 @@ def remember_text(data: DataConfig) -> None:
     path = _record()
     try:
         if not _is_known(data):
+            _require_absolute(path)
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
             with path.open("a") as file:
                 file.write(_line(data))
@@ -57,7 +59,8 @@ def readable_corpus(data: DataConfig, split: Splits, has_option: bool = False) -
 
 def _is_known(data: DataConfig) -> bool:
     try:
-        return _line(data).encode() in _record().read_bytes().splitlines(keepends=True)
+        _require_absolute(path := _record())
+        return _line(data).encode() in path.read_bytes().splitlines(keepends=True)
     except OSError:  # there is none, or it is in the home of another user
         return False
 
@@ -65,6 +68,12 @@ def _is_known(data: DataConfig) -> bool:
 def _record() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state, "transformer-mt", "texts")
+
+
+def _require_absolute(path: Path) -> None:
+    """Raises OSError if `~` is unknown: a stranger's folder may hold one of that name."""
+    if not path.is_absolute():
+        raise OSError(errno.ENOENT, "not an absolute path; set HOME or XDG_STATE_HOME")
 
 
 def _line(data: DataConfig) -> str:
