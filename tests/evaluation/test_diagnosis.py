@@ -1,9 +1,11 @@
 """`diagnose` on runs in any state: findings on stdout, what could not be checked on stderr."""
 
+import errno
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from checkpoints.small_checkpoint import change_config
@@ -54,6 +56,14 @@ def test_a_good_run_has_no_finding(run, diagnose, call):
     messages = call("diagnose", run).err.splitlines()
     for name in ("training", "validation", "test"):
         assert f"scoring given and shuffled pairs of the {name} text" in messages
+
+
+def test_a_temporary_folder_on_a_network(run, diagnose, tmp_path, monkeypatch):
+    """It keeps files that are mapped, and so the folder. Sabotage: fail if it stays."""
+    change_data(run, prepared_dir=str(tmp_path / "prepared"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.rmdir", Mock(side_effect=OSError(errno.ENOTEMPTY, "not empty")))
+    assert diagnose() == ([], [])
 
 
 def test_findings_of_training_and_translations(run, diagnose):

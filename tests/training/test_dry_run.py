@@ -1,5 +1,6 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
+import errno
 import re
 import tomllib
 from types import SimpleNamespace
@@ -105,6 +106,15 @@ def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeyp
     assert int(micro_batches) > 1
     vocab = prepare(config).vocab
     assert report.splitlines()[0].endswith(f", {vocab.describe()}") and not vocab.shared
+
+
+def test_a_temporary_folder_on_a_network(corpus_dir, tmp_path, monkeypatch):
+    """It keeps files that are mapped, and so the folder. Sabotage: fail if it stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.rmdir", Mock(side_effect=OSError(errno.ENOTEMPTY, "not empty")))
+    values = {"data__prepared_dir": str(tmp_path / "prepared"), "train__max_steps": 0}
+    text = {"src": "validation.de", "tgt": "validation.en"}
+    assert dry_run(small_config(corpus_dir, data__train=text, **values), tmp_path / "run")
 
 
 def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):

@@ -68,7 +68,9 @@ def _sample_training(run: RecordedRun) -> dict[str, RawPairs]:
     """Samples the pairs that cleaning has kept of the training text, prepared again if need be."""
     recorded = run.progress.corpus_digest or (run.description and run.description.corpus_digest)
     vocab = run.checkpoint.vocab if run.checkpoint else None
-    with _unless_missing(_TRAINING), TemporaryDirectory() as scratch:
+    # Network file systems keep files that are mapped, and so the folder.
+    scratch_folder = TemporaryDirectory(ignore_cleanup_errors=True)
+    with _unless_missing(_TRAINING), scratch_folder as scratch:
         if not vocab and run.config.train.init_from:
             raise DataError("the run, whose vocabulary is another's, has no checkpoint yet")
         data = readable_corpus(run.config.data, run.config.data.train)

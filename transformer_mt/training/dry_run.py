@@ -31,9 +31,12 @@ def dry_run(config: Config, run_dir: Path) -> str:
     would end training at its start.
     """
     require_writable(run_dir)
-    with join_processes(choose_device(config.train.device).type) as processes:
-        with tempfile.TemporaryDirectory() as scratch:
-            trainer = build_trainer(config, run_dir, Path(scratch), processes)
+    with (
+        # Network file systems keep files that are mapped, and so the folder.
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
+        join_processes(choose_device(config.train.device).type) as processes,
+    ):
+        trainer = build_trainer(config, run_dir, Path(scratch), processes)
         steps = trainer.start_epoch()
         with compute_settings(trainer.engine.device, tf32=True):
             trainer.progress = trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)
