@@ -10,7 +10,7 @@ from conftest import assert_one_error, write_config
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.cli.evaluate import ScoredGroup
-from transformer_mt.config.keys import DEFAULTS, Config
+from transformer_mt.config.keys import DEFAULTS, Config, OptimConfig
 from transformer_mt.system.console import shows_progress
 from transformer_mt.translation import options as opts
 
@@ -51,6 +51,12 @@ def test_a_shell_completes_options_and_their_values(call, monkeypatch):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
         assert call().out.strip() == expected
+
+
+def test_keys_without_docstrings(call, monkeypatch):
+    """As with PYTHONOPTIMIZE=2. Sabotage: print None."""
+    monkeypatch.setattr(OptimConfig, "__doc__", None)
+    assert b"None" not in call("config", "optim").out
 
 
 def test_config_lists_keys(call):

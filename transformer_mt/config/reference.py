@@ -60,7 +60,7 @@ def list_sections() -> Iterator[tuple[str, str, list[KeyReference]]]:
             )
             for name, field in model.model_fields.items()
         ]
-        yield section, str(model.__doc__), keys
+        yield section, model.__doc__ or "", keys
 
 
 def _describe(reference: KeyReference) -> str:
