@@ -150,6 +150,15 @@ def test_no_permission_to_write(corpus_dir, tmp_path, monkeypatch, call):
     assert not (tmp_path / "a").exists() and "learning" not in result.err
 
 
+def test_a_current_folder_that_was_deleted(tmp_path, monkeypatch, call):
+    """Found out before libraries fail. Sabotage: do not look."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert_one_error(call("compare", tmp_path / "run"), "the current folder was deleted")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk(copy_run):
     """Standard output that takes nothing ends in one line too."""

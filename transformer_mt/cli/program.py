@@ -13,7 +13,7 @@ from transformer_mt.cli.commands import average, config, export, init, prepare, 
 from transformer_mt.cli.evaluate import evaluate, tune
 from transformer_mt.cli.figures import compare, diagnose, plot, report
 from transformer_mt.cli.translate import translate
-from transformer_mt.errors import Interrupted, TransformerMTError
+from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls, show_messages
 from transformer_mt.system.launcher import exit_process, exit_with_error, require_single_process
 from transformer_mt.system.process_settings import configure_process
@@ -32,6 +32,7 @@ def main() -> None:
     configure_process()
     try:
         show_messages()  # a command with --quiet then shows fewer
+        _require_current_folder()
         with interrupt_on_signals():
             app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False)
             with end_by_broken_pipe():
@@ -55,6 +56,14 @@ def main() -> None:
         _fail("out of memory: free memory, or read less text or smaller batches at once")
     except RuntimeError as error:
         _fail(f"out of memory: {_memory_advice(error)}")
+
+
+def _require_current_folder() -> None:
+    """Raises ConfigError if it was deleted; MKL would say that PyTorch is damaged."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted: change to another") from None
 
 
 def _memory_advice(error: RuntimeError) -> str:
