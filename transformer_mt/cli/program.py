@@ -1,5 +1,6 @@
 """The program: its commands, their help, and what an error becomes: a line and an exit code."""
 
+import errno
 import os
 import sys
 from collections import Counter
@@ -55,7 +56,7 @@ def main() -> None:
     except MemoryError:  # there may be too little for the import below, too
         _fail("out of memory: free memory, or read less text or smaller batches at once")
     except RuntimeError as error:
-        _fail(f"out of memory: {_memory_advice(error)}")
+        _fail(_advice(error))
 
 
 def _require_current_folder() -> None:
@@ -66,14 +67,17 @@ def _require_current_folder() -> None:
         raise ConfigError("the current folder was deleted: change to another") from None
 
 
-def _memory_advice(error: RuntimeError) -> str:
-    """Says what to do if memory ran out; raises any other error again."""
+def _advice(error: RuntimeError) -> str:
+    """Says what to do if threads or memory ran out; raises any other error again."""
+    # Python's words, and SentencePiece's for EAGAIN.
+    if str(error) in ("can't start new thread", os.strerror(errno.EAGAIN)):
+        return "cannot start a thread: raise the limit of processes, or end other programs"
     from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 
     if not is_out_of_memory(error):
         raise error
     reason, *_ = str(error).split("\n")  # CUDA's goes on with advice for programmers
-    return f"{OUT_OF_MEMORY_ADVICE} ({reason})"
+    return f"out of memory: {OUT_OF_MEMORY_ADVICE} ({reason})"
 
 
 def _fail(message: str, code: int = TransformerMTError.exit_code) -> None:
