@@ -126,13 +126,15 @@ def new_directory(path: Path) -> Iterator[Path]:
     """Yields what `atomic_directory` does, for a directory that only one process may create.
 
     Raises:
-        CheckpointError: If another process is writing it.
+        CheckpointError: If another process is writing it, or its folder is not writable.
     """
 
     def refuse(process: str) -> None:
         raise CheckpointError(f"{path}: process {process} is writing it; name another directory")
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise CheckpointError(f"{path}: its folder is not writable; name another directory")
     lock = locked(beside(path, "lock"), refuse, remove=True)
     with lock, atomic_directory(path, replaces=False) as folder:
         yield folder
