@@ -58,8 +58,9 @@ def readable_corpus(data: DataConfig, split: Splits, has_option: bool = False) -
 
 
 def _is_known(data: DataConfig) -> bool:
+    path = _record()
     try:
-        _require_absolute(path := _record())
+        _require_absolute(path)
         return _line(data).encode() in path.read_bytes().splitlines(keepends=True)
     except OSError:  # there is none, or it is in the home of another user
         return False
