@@ -17,7 +17,7 @@ from transformer_mt.system.signals import handle_signals
 
 GPU_IS_FULL = f"error: out of memory: {OUT_OF_MEMORY_ADVICE} (CUDA error: out of memory)\n"
 NO_MEMORY = "error: out of memory: free memory, or read less text or smaller batches at once\n"
-NO_THREAD = "error: cannot start a thread: raise the limit of processes, or end other programs\n"
+NO_THREAD = "cannot start a thread: raise the process limit (ulimit -u), or end other programs"
 TEXT = str(Path(__file__).parents[1] / "data" / "sample" / "test.de")
 SETTINGS = [
     ("data.train=nope", "nope.de"),
@@ -189,8 +189,8 @@ def test_a_reader_that_has_ended():
         (OSError(28, "No space left"), "error: output: No space left\n"),
         (OSError("odd"), "error: output: odd\n"),
         (RuntimeError("CUDA error: out of memory\nFor programmers"), GPU_IS_FULL),
-        (RuntimeError("can't start new thread"), NO_THREAD),
-        (RuntimeError("Resource temporarily unavailable"), NO_THREAD),
+        (RuntimeError("can't start new thread"), f"error: {NO_THREAD}\n"),
+        (RuntimeError("Resource temporarily unavailable"), f"error: {NO_THREAD}\n"),
         (MemoryError(), NO_MEMORY),
         (ImportError("libx.so: failed"), "error: cannot load a library: libx.so: failed\n"),
     ],

@@ -14,7 +14,7 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.splits import NamedSplit, SplitColumns, SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import canonical_json
-from transformer_mt.text.trained_here import _line, readable_corpus, remember_text
+from transformer_mt.text.trained_here import readable_corpus, remember_text
 from transformer_mt.training.run import train
 
 
@@ -60,9 +60,9 @@ def test_a_user_without_a_home(tmp_path, monkeypatch, caplog):
     remember_text(data)
     assert "set HOME or XDG_STATE_HOME; `evaluate` will ask" in caplog.text
     assert not list(tmp_path.iterdir())
-    record = tmp_path / "~" / ".local" / "state" / "transformer-mt" / "texts"
-    record.parent.mkdir(parents=True)
-    record.write_text(_line(data))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "~" / ".local" / "state"))
+    remember_text(data)
+    monkeypatch.delenv("XDG_STATE_HOME")
     refuses(DataError, "not read, since a model names it", readable_corpus, data, "test")
 
 

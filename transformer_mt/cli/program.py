@@ -56,7 +56,7 @@ def main() -> None:
     except MemoryError:  # there may be too little for the import below, too
         _fail("out of memory: free memory, or read less text or smaller batches at once")
     except RuntimeError as error:
-        _fail(_advice(error))
+        _fail(_describe_shortage(error))
 
 
 def _require_current_folder() -> None:
@@ -67,11 +67,11 @@ def _require_current_folder() -> None:
         raise ConfigError("the current folder was deleted: change to another") from None
 
 
-def _advice(error: RuntimeError) -> str:
-    """Says what to do if threads or memory ran out; raises any other error again."""
+def _describe_shortage(error: RuntimeError) -> str:
+    """Says whether threads or memory ran out, and what to do; raises any other error again."""
     # Python's words, and SentencePiece's for EAGAIN.
     if str(error) in ("can't start new thread", os.strerror(errno.EAGAIN)):
-        return "cannot start a thread: raise the limit of processes, or end other programs"
+        return "cannot start a thread: raise the process limit (ulimit -u), or end other programs"
     from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 
     if not is_out_of_memory(error):

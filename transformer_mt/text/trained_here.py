@@ -72,7 +72,7 @@ def _record() -> Path:
 
 
 def _require_absolute(path: Path) -> None:
-    """Raises OSError if `~` is unknown: a stranger's folder may hold one of that name."""
+    """Raises OSError if it is not, as without a home: a stranger may have made a folder `~`."""
     if not path.is_absolute():
         raise OSError(errno.ENOENT, "not an absolute path; set HOME or XDG_STATE_HOME")
 
