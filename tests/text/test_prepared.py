@@ -11,14 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import (
-    file_size_limit,
-    peak_memory,
-    refuses,
-    tiny_config,
-    write_copy_corpus,
-    write_pairs,
-)
+from conftest import copy_lines, file_size_limit, peak_memory, refuses, tiny_config, write_pairs
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -34,7 +27,7 @@ from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Gives a corpus of 300 pairs to copy."""
-    write_copy_corpus(tmp_path / "corpus", {"train": 300, "validation": 5})
+    write_pairs(tmp_path / "corpus", "train", [(line, line) for line in copy_lines(300, 0)])
     return tmp_path / "corpus"
 
 
@@ -45,8 +38,7 @@ def prepared_names(folder: Path) -> list[str]:
 
 
 def test_nothing_left_is_an_error_with_the_counts(folder):
-    for language in ("de", "en"):
-        path = folder / f"train.{language}"
+    for path in folder.iterdir():
         path.write_text(path.read_text().replace("\n", " and more\n"))
     (folder / "empty.jsonl").touch()
     for key, value, message in (
@@ -61,15 +53,11 @@ def test_nothing_left_is_an_error_with_the_counts(folder):
 def test_a_corpus_is_made_again_only_for_keys_that_shape_it(folder, monkeypatch):
     """Or for other text, though size and time of its files are the same."""
     first = prepare(tiny_config(folder))
-    for changes in (
-        {"data__train": "train[:200]"},
-        {"data__max_length": 9},
-        {"data__drop_duplicates": True},
-        {"data__src_lang": "en", "data__tgt_lang": "de"},
-        {"vocab__size": 289},
-        {"vocab__kind": "char"},
-    ):
-        assert prepare(tiny_config(folder, **changes)).path != first.path
+    changes = {"data__train": "train[:200]", "data__max_length": 9, "data__drop_duplicates": True}
+    changes |= {"vocab__size": 289, "vocab__kind": "char"}
+    for key, value in changes.items():
+        prepare(tiny_config(folder, **{key: value}))
+    prepare(tiny_config(folder, data__src_lang="en", data__tgt_lang="de"))
     assert len(prepared_names(folder)) == 7
     with monkeypatch.context() as patch:
         patch.setattr(prepared_module, "CLEANING_VERSION", prepared_module.CLEANING_VERSION + 1)
@@ -95,9 +83,8 @@ def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
     assert mixed.digest == other.digest and mixed.path not in (first.path, other.path)
     assert prepare(tiny_config(folder), other.vocab).path == mixed.path
     two = [corpus.vocab.src_model for corpus in (first, other)]
-    config = tiny_config(folder)
-    names = {_fingerprint(config, "", Vocabulary(*sides)) for sides in product(two, two)}
-    assert len(names) == 4
+    each = [Vocabulary(*sides) for sides in product(two, two)]
+    assert len({_fingerprint(tiny_config(folder), "", vocab) for vocab in each}) == 4
     for same in (first.path / "vocab.model", tmp_path / "missing.model"):
         config = tiny_config(folder, vocab__path=str(same))
         assert prepare(config, first.vocab).digest == first.digest
@@ -119,8 +106,7 @@ def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, step):
     change = slice(299) if step == "train_vocabulary" else slice(None, None, -1)
 
     def change_first(*arguments, **options):
-        for language in ("de", "en"):
-            path = folder / f"train.{language}"
+        for path in folder.iterdir():
             lines = path.read_text().splitlines(keepends=True)
             path.write_text("".join([*lines, lines[0]][change]))
         return function(*arguments, **options)
@@ -262,12 +248,10 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
     prepared = prepare(tiny_config(folder, vocab__kind="char", **values))
     assert prepared.report.dropped == dict(Counter(dropped.values()))
     kept = [pair for i, pair in enumerate(pairs) if i not in dropped]
-    longest = 0
-    for side, lines in enumerate((prepared.pairs.src, prepared.pairs.tgt)):
-        ids = prepared.vocab.src.encode([pair[side] for pair in kept])
-        assert [line.tolist() for line in lines] == ids
-        longest = max(longest, *map(len, ids))
-    assert prepared.report.longest == longest
+    src, tgt = (prepared.vocab.src.encode([pair[side] for pair in kept]) for side in (0, 1))
+    assert [line.tolist() for line in prepared.pairs.src] == src
+    assert [line.tolist() for line in prepared.pairs.tgt] == tgt
+    assert prepared.report.longest == max(map(len, src + tgt))
     assert (prepared.report.pairs, prepared.report.kept) == (len(pairs), len(kept))
 
 
@@ -339,8 +323,7 @@ def test_the_report_by_hand(folder, caplog):
         "19.0% of the target pieces are unknown or single bytes: raise vocab.size; if vocab.path or"
         " train.init_from is set, leave it out to learn a vocabulary from this text"
     )
-    lengths = [side.tolist() for side in prepared.pairs.lengths]
-    assert lengths == [[4, 5, 3], [8, 11, 5]]
+    assert prepared.pairs.lengths.tolist() == [[4, 5, 3], [8, 11, 5]]
     shorter = prepare(tiny_config(folder, vocab__kind="char", data__max_length=7), first.vocab)
     # Without the pair of 4 + 10 pieces and 2 + 4 words.
     assert shorter.report.pieces_per_word == round(16 / 5, 3)
@@ -361,9 +344,7 @@ def test_the_digest_depends_on_ids_and_lines(folder):
 )
 def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, src, tgt, dtype):
     """Two bytes hold 65,536 different ids; the larger vocabulary decides for both sides."""
-    write_pairs(folder, "train", [("ab", "cd")] * 3)
-    counts = [Counter({"ab": 3}), Counter({"cd": 3})]
-    vocab = train_vocabulary(counts, VocabConfig(kind="char", size=300))
+    vocab = train_vocabulary([Counter("ab"), Counter("cd")], VocabConfig(kind="char", size=300))
     vocab.src.size, vocab.tgt.size = src, tgt
     prepared = prepare(tiny_config(folder, vocab__kind="char"), vocab)
     assert prepared.report.dtype == dtype and isinstance(prepared.pairs.src.ids, np.memmap)
