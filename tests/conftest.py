@@ -102,12 +102,17 @@ def copy_lines(count: int, seed: int) -> list[str]:
     return list(lines)
 
 
+def write_lines(folder: Path, **texts: Iterable[str]) -> None:
+    """Writes each text to the file of its name."""
+    for name, lines in texts.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
 def write_pairs(folder: Path, name: str, pairs: Sequence[tuple[str, str]]) -> None:
     """Writes NAME.de and NAME.en."""
     folder.mkdir(parents=True, exist_ok=True)
-    for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
-        text = "".join(f"{line}\n" for line in side)
-        (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    src, tgt = zip(*pairs, strict=True)
+    write_lines(folder, **{f"{name}.de": src, f"{name}.en": tgt})
 
 
 def write_copy_corpus(folder: Path, sizes: dict[str, int]) -> None:
