@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,7 @@ from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary
 VOCAB = train_vocabulary([Counter({"abcdefgh": 1})], VocabConfig(kind="char", size=16))
 
 
-def small_config(**changes: object) -> Config:
-    """Gives a configuration; changes are dotted keys with __ for the dot."""
-    return tiny_config(Path("none"), **changes)
+small_config = partial(tiny_config, Path("none"))
 
 
 def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
