@@ -1,7 +1,6 @@
 """The mean of checkpoints."""
 
 import shutil
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -42,8 +41,7 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
         assert torch.equal(averaged[name], mean.float())
         assert torch.equal(copied[name], parts[0][name]) and averaged[name].dtype == torch.float32
     assert load_checkpoint(path).build_model()
-    progress = load_checkpoint(path).progress
-    assert progress == Progress(step=20, seconds=1.5)
+    assert load_checkpoint(path).progress == Progress(step=20, seconds=1.5)
 
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):
@@ -60,45 +58,32 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_best_is_not_one_of_the_newest(run_dir):
-    """It may be much older. Sabotage: take what is there."""
-    values = small_config().model_dump()
-    values["train"]["keep_last"] = 3
-    for path in list_checkpoints(run_dir):
-        replace_file(path, CONFIG, canonical_json(values))
-    with pytest.raises(CheckpointError, match=r"--last 4: step 5 is kept as the best, not as one"):
-        average(run_dir, 4, None)
-    assert average(run_dir, 3, None)
+@pytest.mark.parametrize(
+    ("keep_last", "save_every", "deleted", "most"),
+    [
+        (3, (5, 5, 5, 5), [], 3),
+        (4, (5, 5, 5, 5), [10], 2),  # keep_last was raised; those between are gone
+        # Saved more often later on: the gap after the best tells whether it is one of the newest.
+        (4, (1, 1, 1, 5), [], 3),
+        (4, (1, 5, 5, 5), [], 4),
+    ],
+)
+def test_the_best_may_be_older_than_the_newest(run_dir, keep_last, save_every, deleted, most):
+    """Then it is not averaged with them. `save_every` is that of each, the newest first.
 
-
-def test_the_best_is_old_though_keep_last_was_raised(run_dir):
-    """Those between are gone. Sabotage: compare with train.keep_last alone."""
-    values = small_config().model_dump()
-    values["train"] |= {"keep_last": 4, "save_every": 5}
-    for path in list_checkpoints(run_dir):
-        replace_file(path, CONFIG, canonical_json(values))
-    shutil.rmtree(checkpoint_path(run_dir, 10))
-    with pytest.raises(CheckpointError, match=r"--last 3: step 5 is kept as the best, not as one"):
-        average(run_dir, 3, None)
-    assert average(run_dir, 2, None) and average(run_dir, 1, None)
-
-
-def test_checkpoints_are_saved_more_often_later_on(run_dir):
-    """The gap after the best tells whether it is one of the newest.
-
-    Sabotage: compare it with the newest's save_every; with the best's.
+    Sabotage: take what is there; compare with train.keep_last alone; compare the gap with the
+    newest's save_every; with the best's.
     """
-    values = small_config().model_dump()
-
-    def set_save_every(newest_first: Sequence[int]) -> None:
-        for path, save_every in zip(list_checkpoints(run_dir), newest_first, strict=True):
-            values["train"] |= {"keep_last": 4, "save_every": save_every}
-            replace_file(path, CONFIG, canonical_json(values))
-
-    set_save_every([1, 1, 1, 5])
-    refuses(CheckpointError, "is kept as the best", average, run_dir, 4, None)
-    set_save_every([1, 5, 5, 5])
-    assert average(run_dir, 4, None)
+    values, paths = small_config().model_dump(), list_checkpoints(run_dir)
+    for path, every in zip(paths, save_every, strict=True):
+        values["train"] |= {"keep_last": keep_last, "save_every": every}
+        replace_file(path, CONFIG, canonical_json(values))
+    for step in deleted:
+        shutil.rmtree(checkpoint_path(run_dir, step))
+    assert average(run_dir, most, None) and average(run_dir, 1, None)
+    if most < 4:
+        message = f"--last {most + 1}: step 5 is kept as the best, not as one"
+        refuses(CheckpointError, message, average, run_dir, most + 1, None)
 
 
 def test_an_average_is_complete_while_its_run_is_trained(run_dir):
