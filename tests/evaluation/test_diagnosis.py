@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from checkpoints.small_checkpoint import change_config
-from conftest import ALPHABET, assert_one_error, copy_lines, write_copy_corpus
+from conftest import ALPHABET, assert_one_error, copy_lines, write_copy_corpus, write_lines
 
 from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import list_checkpoints
@@ -89,9 +89,8 @@ def test_findings_of_training_and_translations(run, diagnose):
 def test_pairs_that_do_not_match(run, corpus_dir, tmp_path, diagnose):
     lines = (corpus_dir / "test.de").read_text().splitlines()
     shifted = lines[1:] + lines[:1]
-    for name, side in (("x.de", lines), ("x.en", shifted)):
-        (tmp_path / name).write_text("\n".join(side))
-    change_data(run, test={"src": f"{tmp_path}/x.de", "tgt": f"{tmp_path}/x.en"})
+    write_lines(tmp_path, src=lines, tgt=shifted)
+    change_data(run, test={"src": f"{tmp_path}/src", "tgt": f"{tmp_path}/tgt"})
     [finding], _ = diagnose()
     assert finding.startswith("sides do not match: ") and "of 60 pairs of the test text" in finding
     pairs = zip(lines, shifted, strict=True)
@@ -110,12 +109,11 @@ def test_several_translations_of_a_source(run, corpus_dir, tmp_path, diagnose, c
 def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
     """It is that of the whole text, though a sample is looked at; its side is named."""
     lines, script = copy_lines(1500, 9), str.maketrans(ALPHABET, "абцдефгхийклмнопярстувщхыз")
-    sides = {"x.de": [*lines, *(line.translate(script) for line in lines)], "x.en": lines * 2}
-    for name, side in sides.items():
-        (tmp_path / name).write_text("\n".join(side))
+    src = [*lines, *(line.translate(script) for line in lines)]
+    write_lines(tmp_path, src=src, tgt=lines * 2)
     for path in list_checkpoints(run):
         shutil.rmtree(path)
-    change_data(run, test={"src": f"{tmp_path}/x.de", "tgt": f"{tmp_path}/x.en"})
+    change_data(run, test={"src": f"{tmp_path}/src", "tgt": f"{tmp_path}/tgt"})
     found, _ = diagnose()
     expected = "wrong script: 50.0% of the lines of the sources of the test text"
     assert [finding.partition(" are ")[0] for finding in found] == [expected]
@@ -148,8 +146,7 @@ def test_a_run_that_has_just_begun(run, diagnose):
         shutil.rmtree(path)
     (run / "metrics.jsonl").unlink()
     found, unchecked = diagnose()
-    assert not found
-    assert "checkpoint" in unchecked[0]
+    assert not found and "checkpoint" in unchecked[0]
     assert unchecked[1] == "translations, since the run has recorded none"
     description = read_description(run)
     valid = replace(description.validation, digest="other")
