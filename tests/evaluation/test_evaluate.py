@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints.small_checkpoint import change_config
-from conftest import assert_one_error, copy_lines, refuses, replace_file
+from conftest import assert_one_error, copy_lines, refuses, replace_file, write_lines
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
 
@@ -30,24 +30,20 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions, Trans
 def texts(tmp_path) -> Path:
     """Gives a folder with a reference, which is its own source, and a translation of it."""
     lines = copy_lines(12, 8)
-    (tmp_path / "ref").write_text("".join(f"{line}\n" for line in lines))
     changed = [line[::-1] if i % 2 == 0 else line for i, line in enumerate(lines)]
-    (tmp_path / "hyp").write_text("".join(f"{line}\n" for line in changed))
-    (tmp_path / "short").write_text("".join(f"{line}\n" for line in lines[:11]))
+    write_lines(tmp_path, ref=lines, hyp=changed, short=lines[:11])
     return tmp_path
 
 
 def evaluate_all(texts, *runs, hyp="hyp", src="ref", refs=("ref",), baseline=None, **options):
     """Evaluates a translation in a file of the folder, or runs if `hyp` is None."""
-    refs = [texts / ref for ref in refs]
-    load = partial(load_test_set, src=texts / src if src else None, refs=refs)
+    sides = {"src": texts / src if src else None, "refs": [texts / ref for ref in refs]}
+    load = partial(load_test_set, **sides)
     given = {key: options.pop(key) for key in ("ter", "tokenizer") if key in options}
-    metrics = partial(choose_metrics, **given)
-    chosen = options.pop("load", LoadOptions()), options.pop("search", SearchOptions())
-    languages = {"src_lang": "", "tgt_lang": ""}
-    settings = {"options": TranslateOptions(*chosen), "languages": languages, **options}
-    hypotheses, baseline = texts / hyp if hyp else None, texts / baseline if baseline else None
-    return evaluate_systems(runs, hypotheses, baseline, load, metrics, **settings)
+    search = TranslateOptions(LoadOptions(), options.pop("search", SearchOptions()))
+    settings = {"options": search, "languages": {"src_lang": "", "tgt_lang": ""}, **options}
+    systems = runs, texts / hyp if hyp else None, texts / baseline if baseline else None
+    return evaluate_systems(*systems, load, partial(choose_metrics, **given), **settings)
 
 
 def evaluate(texts: Path, *paths: Path, **options):
@@ -89,8 +85,7 @@ def test_a_baseline(texts):
     system, baseline = list(ref), list(ref)
     system[1], baseline[4] = "bad", "worse than that"
     baseline[3] = baseline[3].removesuffix("d")
-    for name, lines in (("ref", ref), ("system", system), ("old", baseline), ("more", words)):
-        (texts / name).write_text("".join(f"{line}\n" for line in lines))
+    write_lines(texts, ref=ref, system=system, old=baseline, more=words)
     result = evaluate(texts, hyp="system", baseline="old")
     [values] = map(json.loads, format_as_json([result]).splitlines())
     assert values["baseline"] == str(texts / "old")
@@ -109,10 +104,8 @@ def test_a_baseline(texts):
     assert [re.findall(r"^line +(\d)$", text, re.M) for text in samples] == [["5"], ["2"], ["4"]]
     assert samples[0].endswith("\nbaseline    worse than that")
     several = evaluate(texts, hyp="system", baseline="old", refs=("ref", "more"))
-    shown = format_reports([several], samples=1).splitlines()
-    assert [line[:13].strip() for line in shown[:6]] == [
-        *("line", "source", "reference 1", "reference 2", "hypothesis", "baseline")
-    ]
+    labels = [line[:13].strip() for line in format_reports([several], samples=1).splitlines()[:6]]
+    assert labels == "line|source|reference 1|reference 2|hypothesis|baseline".split("|")
 
 
 def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
@@ -164,8 +157,8 @@ def test_what_the_command_prints(texts, call):
     intervals = "bleu_confidence", "chrf_confidence", "chrf++_confidence"
     assert all(0 < named[name] < 50 for name in intervals)
     assert "|bs:1000|" in named["bleu_signature"]
-    table = texts / "a.tsv"
-    table.write_text("".join(f"x\t{line}\n" for line in (texts / "ref").read_text().splitlines()))
+    table, references = texts / "a.tsv", (texts / "ref").read_text().splitlines()
+    write_lines(texts, **{"a.tsv": [f"x\t{line}" for line in references]})
     files = "--hypotheses", texts / "hyp", "--src", table, "--ref", table
     shown = call("evaluate", *files, "--src-column", 1, "--ref-column", 2).out.decode()
     assert shown.splitlines()[1:] == format_reports([result]).splitlines()[1:]
@@ -292,8 +285,7 @@ def test_several_runs_are_rows(copy_run, texts, tmp_path):
 
 def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
-    config = (other / "config.json").read_text().replace('"en"', '"zh"')
-    replace_file(other, "config.json", config.encode())
+    replace_file(other, CONFIG, (other / CONFIG).read_bytes().replace(b'"en"', b'"zh"'))
     one = [copy_run]
     for runs, more in (([one, [other]], {}), ([[*one, other]], {}), ([one], {"baseline": other})):
         with pytest.raises(ConfigError, match="the runs translate de to en, de to zh: "):
