@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from conftest import assert_one_error, refuses, replace_file
+from conftest import assert_one_error, refuses, replace_file, write_lines
 from test_evaluate import evaluate, texts
 
 from transformer_mt.config.keys import DataConfig
@@ -20,8 +20,8 @@ __all__ = ["texts"]  # a fixture
 def test_plain_text_is_scored(texts):
     """Not what `translate` writes with scores or as JSON. Sabotage: score those lines."""
     lines = (texts / "hyp").read_text().splitlines()
-    (texts / "scores").write_text("".join(f"-1.0000\t{line}\n" for line in lines))
-    (texts / "json").write_text("".join(f"{json.dumps({'text': line})}\n" for line in lines))
+    write_lines(texts, scores=[f"-1.0000\t{line}" for line in lines])
+    write_lines(texts, json=[json.dumps({"text": line}) for line in lines])
     for name, message in (("scores", "each line has a tab; name a file"), ("json", "is JSON;")):
         for choice in ({"hyp": name}, {"baseline": name}):
             refuses(DataError, f"^{texts / name}: {message}", evaluate, texts, **choice)
@@ -34,8 +34,7 @@ def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form
     """Of files and splits, but not of a young model. Sabotage: warn of a single line."""
     lines = (texts / "hyp").read_text().splitlines()
     for count, warned in ((12, True), (2, True), (1, False)):
-        cut = [form.format(line) if i < count else line for i, line in enumerate(lines)]
-        (texts / "cut").write_text("".join(f"{line}\n" for line in cut))
+        write_lines(texts, cut=[*map(form.format, lines[:count]), *lines[count:]])
         for choice in ({"hyp": "cut"}, {"baseline": "cut"}, {"refs": ["cut"], "src": None}):
             caplog.clear()
             evaluate(texts, **choice)
@@ -53,7 +52,7 @@ def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form
 def test_empty_lines_of_a_test_set_are_counted(texts, caplog):
     """With and without a source; the warning is no part of the report."""
     lines = (texts / "ref").read_text().splitlines()
-    (texts / "gaps").write_text("".join(f"{line}\n" for line in ["", lines[1], "\t ", *lines[3:]]))
+    write_lines(texts, gaps=["", lines[1], "\t ", *lines[3:]])
     warning = r"gaps \(\w{8}\): 2 of 12 pairs have an empty side and count in the scores;"
     for src in ("ref", None):
         caplog.clear()
