@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import fork_server
 import pytest
 import sacrebleu
-from conftest import copy_lines, refuses
+from conftest import copy_lines, refuses, write_lines
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.evaluation import scoring
@@ -30,11 +30,10 @@ def run_sacrebleu(folder: Path, words: str) -> str:
 def test_other_metrics_and_intervals_are_sacrebleus(tmp_path):
     """As `sacrebleu` prints them; a test has no bootstrap. Sabotage: leave any option out."""
     options = {"chrf_plus_plus": True, "ter": True, "lowercase": True, "confidence": True}
-    metrics, hypotheses = choose_metrics("en", **options), [*OUTPUTS[:1], *OUTPUTS[2:]] * 5
-    references = [*REFS[:1], *REFS[2:]] * 5
+    metrics = choose_metrics("en", **options)
+    hypotheses, references = ([*lines[:1], *lines[2:]] * 5 for lines in (OUTPUTS, REFS))
     scores = [corpus_score(hypotheses, [references], metric) for metric in metrics]
-    for name, lines in (("hyp", hypotheses), ("ref", references)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    write_lines(tmp_path, hyp=hypotheses, ref=references)
     for score, words in zip(scores, ("bleu -lc", "chrf", "chrf -cw 2", "ter"), strict=True):
         tool = f"ref -i hyp -w 2 -ci -f text -m {words}"
         assert score.text == run_sacrebleu(tmp_path, tool)
@@ -65,8 +64,7 @@ def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path):
         [bleu, _] = metrics = choose_metrics(language)
         score = corpus_score(CHINESE, [CHINESE_REFS], bleu)
         assert "|tok:zh|" in score.signature and score.tokenizer == "zh"
-    for name, lines in (("hyp", CHINESE), ("ref", CHINESE_REFS)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    write_lines(tmp_path, hyp=CHINESE, ref=CHINESE_REFS)
     printed = run_sacrebleu(tmp_path, "ref -i hyp -l en-zh -b -w 10")
     assert round(score.value, 10) == float(printed) > 50
     [difference, _] = compare_scores(CHINESE, CHINESE, [CHINESE_REFS], metrics)
@@ -150,8 +148,7 @@ def test_a_tokenizer_that_is_missing(tgt_lang, tokenizer, message, tmp_path, mon
     monkeypatch.setattr("urllib.request.urlopen", Mock(side_effect=OSError("no network")))
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
     for language in ("ja", "ko"):
-        module = f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
-        monkeypatch.setattr(f"{module}.MeCab", None)
+        monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
     refuses(ConfigError, message, choose_metrics, tgt_lang, tokenizer)
     with pytest.raises(ConfigError, match=r"^valid.tokenize = 15a: choose none, .*, auto$"):
         choose_metrics(tgt_lang, configured="15a")
@@ -163,9 +160,7 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     first = [f"{line} and so on" for line in first]
     mixed = [pair[i % 2] for i, pair in enumerate(zip(first, second, strict=True))]
     worse = [line if i % 3 else line[1:] for i, line in enumerate(mixed)]
-    texts = {"ref1": first, "ref2": second, "system": mixed, "baseline": worse}
-    for name, lines in texts.items():
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    write_lines(tmp_path, ref1=first, ref2=second, system=mixed, baseline=worse)
     metrics = compare_scores(mixed, worse, [first, second], METRICS)
     # Its JSON of this fails in 2.6.0. As many exchanges as conftest.py sets.
     tool = "ref1 ref2 -w 10 -i baseline system -m bleu chrf --paired-ar --paired-ar-n 200 -f text"
