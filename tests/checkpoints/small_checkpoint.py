@@ -11,7 +11,6 @@ from conftest import tiny_config
 
 from transformer_mt.checkpoints import checkpoint
 from transformer_mt.checkpoints import run_description as stored
-from transformer_mt.checkpoints.checkpoint import RunState, load_checkpoint, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
 from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.model.transformer import Transformer
@@ -26,7 +25,6 @@ small_config = partial(tiny_config, Path("none"))
 
 
 def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
-    """Builds the model of a configuration with random weights."""
     return Transformer(config.model, vocab.src.size, vocab.tgt.size, PAD_ID)
 
 
@@ -35,9 +33,9 @@ def save_model(
 ) -> checkpoint.Checkpoint:
     """Saves the weights of a model that was not trained, or those given."""
     weights = weights or build_model(config, vocab).state_dict()
-    state = RunState(checkpoint.Progress(**{"step": 1, **progress}))
-    save_checkpoint(folder, {MODEL: weights}, state, config, vocab)
-    return load_checkpoint(folder)
+    state = checkpoint.RunState(checkpoint.Progress(**{"step": 1, **progress}))
+    checkpoint.save_checkpoint(folder, {MODEL: weights}, state, config, vocab)
+    return checkpoint.load_checkpoint(folder)
 
 
 def moments(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -79,6 +77,6 @@ def save_step(run_dir: Path, step: int, **progress: object) -> Path:
     torch.manual_seed(step)
     weights = build_model(config).state_dict()
     tensors = {MODEL: weights, TRAINING: moments(weights)}
-    state = RunState(checkpoint.Progress(step=step, **progress))
-    save_checkpoint(path, tensors, state, config, VOCAB)
+    state = checkpoint.RunState(checkpoint.Progress(step=step, **progress))
+    checkpoint.save_checkpoint(path, tensors, state, config, VOCAB)
     return path
