@@ -20,7 +20,6 @@ from transformer_mt.checkpoints import run_directory
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest, checkpoint_path
-from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
@@ -243,7 +242,7 @@ def test_the_newest_checkpoint_is_of_the_described_run(tmp_path, caplog, what, o
     """If run.json is sound. Sabotage: do not ask it; compare configurations, or texts, alone."""
     run_dir = tmp_path / "run"
     before, copied = save_step(run_dir, 1, **own), save_step(run_dir, 2)
-    write_description(run_dir, describe(**{"config": small_config(), **described}))
+    stored.write_description(run_dir, describe(**{"config": small_config(), **described}))
     reason = f"{copied}: of another run: run.json has other {what}"
     for read in (find_checkpoint, lambda path: average(path.parent, 1, None)):
         refuses(CheckpointError, f"^{re.escape(reason)}$", read, copied)
@@ -260,15 +259,15 @@ def test_the_newest_checkpoint_is_of_the_described_run(tmp_path, caplog, what, o
 
 def test_a_description_by_a_newer_version(tmp_path):
     """Its own keys are ignored, no key of the configuration. Sabotage: ignore all unknown keys."""
-    write_description(tmp_path, describe(small_config()))
+    stored.write_description(tmp_path, describe(small_config()))
     values = json.loads((tmp_path / "run.json").read_bytes())
     for section in (values, values["config"]["model"]):
         section["new"] = 1
         (tmp_path / "run.json").write_bytes(signed_json(values))
         if section is values:
-            assert read_description(tmp_path) == describe(small_config())
+            assert stored.read_description(tmp_path) == describe(small_config())
     with pytest.raises(CheckpointError, match=r"unknown key config\.model\.new; use a newer"):
-        read_description(tmp_path)
+        stored.read_description(tmp_path)
 
 
 def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: int) -> None:
