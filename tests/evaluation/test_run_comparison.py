@@ -12,9 +12,7 @@ from conftest import assert_one_error, tiny_config
 
 from transformer_mt.checkpoints import evaluations
 from transformer_mt.checkpoints import run_description as stored
-from transformer_mt.checkpoints.evaluations import Score, SearchSetting, write_evaluation
 from transformer_mt.checkpoints.layout import checkpoint_digest
-from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 from transformer_mt.system.manifest import MANIFEST
 
@@ -22,13 +20,15 @@ BLEU, PERPLEXITY = "validation: BLEU (average)", "validation: perplexity (weight
 COLUMNS = ["parameters", "steps", "minutes", "tokens/s", BLEU, PERPLEXITY]
 TEST, GREEDY, BEAM = "own, split test: BLEU", "greedy, fp32", "beam 4, alpha 0.6, fp32"
 SIGNATURES = {TEST: "BLEU|nrefs:1|tok:13a"}
-GREEDY_SEARCH = SearchSetting()
+GREEDY_SEARCH = evaluations.SearchSetting()
 
 
 def write_run(path: Path, corpus_dir: Path, bleu: float, described=None, **changes) -> Path:
     """Writes a run of 30 steps, best at 20, with two scores; `described` goes to run.json, too."""
     path.mkdir(parents=True)
-    write_description(path, describe(tiny_config(corpus_dir, **changes), **(described or {})))
+    stored.write_description(
+        path, describe(tiny_config(corpus_dir, **changes), **(described or {}))
+    )
     lines = []
     for step, speed in zip((10, 20, 30), (1000.0, 2000.0, 1600.0), strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
@@ -41,7 +41,7 @@ def write_run(path: Path, corpus_dir: Path, bleu: float, described=None, **chang
     lines.append({**lines[-1], "step": 40, "ema_bleu": 99.0, "perplexity": None})  # diverged
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_score(path, bleu + 1)
-    write_score(path, bleu + 2, SearchSetting(4, 0.6))
+    write_score(path, bleu + 2, evaluations.SearchSetting(4, 0.6))
     write_score(path, bleu, test_set="validation")
     return path
 
@@ -50,11 +50,11 @@ def write_score(
     run: Path, value: float, search=GREEDY_SEARCH, checkpoint="step-00000020", digest="", **changes
 ) -> None:
     names = {"test_set": "own, split test", "tokenizer": "13a", **changes}
-    scores = [Score("bleu", value, f"nrefs:1|tok:{names['tokenizer']}")]
+    scores = [evaluations.Score("bleu", value, f"nrefs:1|tok:{names['tokenizer']}")]
     values = checkpoint, digest, search, scores, ["a"], [["a"]], ["a"]
     record = evaluations.EvaluationRecord(names["test_set"], *values)
     (run / checkpoint).mkdir(exist_ok=True)
-    write_evaluation(run / checkpoint, record)
+    evaluations.write_evaluation(run / checkpoint, record)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_averages_of_any_name_are_seeds_of_one_setting(corpus_dir, tmp_path):
         (tmp_path / f"run-{seed}").mkdir()
         write_score(tmp_path / f"run-{seed}", 12.0, checkpoint="averaged-2")
         place = tmp_path / f"run-{seed}" / "averaged-2"
-        write_description(place, describe(tiny_config(corpus_dir, train__seed=seed)))
+        stored.write_description(place, describe(tiny_config(corpus_dir, train__seed=seed)))
         (place / MANIFEST).touch()
         path.symlink_to(place) if path.name == "link" else shutil.copytree(place, path)
     [group] = read_rows(paths)
