@@ -12,7 +12,6 @@ from conftest import HOSTILE_JSON, records, refuses, replace_file, tiny_config
 
 from transformer_mt.checkpoints import run_description as stored
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
@@ -165,7 +164,7 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
 
 def test_what_a_run_began_with_is_named(run, tmp_path):
     initial = stored.InitialWeights(2000, "d" * 64, "both", "x", "e" * 9)
-    write_description(tmp_path, replace(read_description(run), init_from=initial))
+    stored.write_description(tmp_path, replace(stored.read_description(run), init_from=initial))
     text = report_text(tmp_path)
     assert "began with both at step 2,000 " in text
     assert f" initial checkpoint {'d' * 64} training text of the initial checkpoint, x, " in text
