@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model import kernels
-from transformer_mt.model.kernels import Dropout, packed_weights
 from transformer_mt.model.transformer import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
@@ -122,7 +121,6 @@ def assert_follows_paper(model, paper, src, tgt_in):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_are_those_of_the_paper(norm, bias, tied):
-    """Logits of a padded batch equal the paper's equations worked out head by head in float64."""
     sizes = (V, V) if tied else (V, V + 6)
     model = build(sizes, norm=norm, attention_bias=bias, tie_embeddings=tied)
     assert any("attention" in name and "bias" in name for name in model.state_dict()) == bias
@@ -134,7 +132,7 @@ def test_logits_are_those_of_the_paper(norm, bias, tied):
 @pytest.mark.parametrize("knob", ["dropout", "activation_dropout"])
 def test_dropout_stands_where_the_paper_puts_it(norm, knob, monkeypatch):
     """Dropout acts on each sublayer's output and on embedding plus position, or inside the FFN."""
-    monkeypatch.setattr(Dropout, "forward", lambda self, x: x.sin() if self.p else x)
+    monkeypatch.setattr(kernels.Dropout, "forward", lambda self, x: x.sin() if self.p else x)
     model = build(norm=norm, **{knob: 0.5})
     paper = Paper(model, norm, **{"drop" if knob == "dropout" else "drop_inner": np.sin})
     assert_follows_paper(model, paper, SRC, TGT)
@@ -142,7 +140,6 @@ def test_dropout_stands_where_the_paper_puts_it(norm, knob, monkeypatch):
 
 @pytest.mark.parametrize("knob", ["dropout", "attention_dropout", "activation_dropout"])
 def test_dropout_only_in_training(knob):
-    """Every kind of dropout changes training and leaves evaluation exactly as without it."""
     plain, dropping = build(), build(**{knob: 0.5})
     assert_close(dropping(SRC, TGT), plain(SRC, TGT), rtol=0, atol=0)
     dropping.train()
@@ -244,7 +241,7 @@ def test_all_products_are_packed(monkeypatch, tied):
     packed = list[torch.Tensor]()
     monkeypatch.setattr(kernels, "pack_onednn_weight", packed.append)
     model = build(tie_embeddings=tied)
-    with packed_weights(model):
+    with kernels.packed_weights(model):
         for name, parameter in model.named_parameters():
             looked_up = not tied and name in ("src_embedding", "tgt_embedding")
             is_packed = any(parameter is weight for weight in packed)
