@@ -39,16 +39,14 @@ def test_parquet_and_json_lines(tmp_path, nested):
     rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
     rows += [{"de": "", "en": "NA"}, {"de": '"x', "en": "a\u2028b"}]
     rows += [{"de": None, "en": " x "}, {"de": "y", "en": None}]
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
+    (corpus := tmp_path / "corpus").mkdir()
     name = "train-00000.parquet" if nested else "train.jsonl"
     if nested:  # a pair may be missing too
         table = pa.Table.from_pylist([{"translation": row} for row in [*rows, None]])
         pq.write_table(table, corpus / name)
         rows.append({"de": None, "en": None})
     else:
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (corpus / name).write_text(lines)
+        write_data(corpus / name, [row.values() for row in rows])
     options = {"path": str(corpus), "cache_dir": str(tmp_path / "cache")}
     for src, tgt in (("de", "en"), ("en", "de")):
         config = DataConfig(**options, src_lang=src, tgt_lang=tgt)
@@ -68,8 +66,7 @@ def test_parquet_and_json_lines(tmp_path, nested):
 
 def test_lines_end_at_line_feeds_alone(tmp_path):
     src = "a\u2028b\nc\x85d\ne\rf\ng\x0ch\ni\x00j\n\nk\r\n l".encode()
-    config = text_folder(tmp_path, src, b"1\n 2\t\n3\n4\n5\n6\n7\n8")
-    pairs = load_split(config, "train")
+    pairs = load_split(text_folder(tmp_path, src, b"1\n 2\t\n3\n4\n5\n6\n7\n8"), "train")
     assert pairs.src == ["a\u2028b", "c\x85d", "e\rf", "g\x0ch", "i\x00j", "", "k", "l"]
     assert pairs.tgt == list("12345678")
 
@@ -137,13 +134,11 @@ def test_a_corpus_file_that_changes_while_it_is_read(tmp_path):
 
 
 def test_several_files_make_a_split(tmp_path, monkeypatch):
-    (tmp_path / "main").mkdir()
     (tmp_path / "more" / ".hidden").mkdir(parents=True)
     for folder, word in (("main", "a"), ("more", "b")):
         write_pairs(tmp_path / folder, "part", [(f"{word}de", f"{word}en")] * 3)
     for number in range(7, 0, -1):
-        rows = [{"de": f"p{number}", "en": f"q{number}"}]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "more" / f"{number}.parquet")
+        write_data(tmp_path / "more" / f"{number}.parquet", [(f"p{number}", f"q{number}")])
     row = json.dumps({"de": "j", "en": "k"}) + "\n"
     (tmp_path / "more" / ".hidden" / "x.json").write_text(row)
     (tmp_path / "more" / "x.jsonl.gz").write_bytes(gzip.compress(row.encode()))
@@ -197,8 +192,7 @@ def test_the_digest_of_every_kind_of_split(tmp_path):
     for name, changed in (("b.en", [0, 1]), ("b.jsonl", [2])):
         before, path = digests(), tmp_path / name
         path.write_text(path.read_text().replace("b", "c"))
-        after = digests()
-        assert [i for i in range(3) if before[i] != after[i]] == changed
+        assert [i for i, after in enumerate(digests()) if before[i] != after] == changed
 
 
 def write_data(path, pairs) -> None:
@@ -358,14 +352,12 @@ def test_a_pipe_or_folder_in_place_of_a_file(tmp_path):
     """Training reads a text again and again. Sabotage: say that it does not exist."""
     (tmp_path / "a.en").mkdir()
     os.mkfifo(tmp_path / "a.de")
-    for language in ("de", "en"):
-        split = SplitFiles(src=f"a.{language}", tgt=f"a.{language}")
-        message = rf"a\.{language}: is not a regular file; training reads text repeatedly$"
+    for name in ("a.de", "a.en"):
+        split = SplitFiles(src=name, tgt=name)
+        message = rf"{name}: is not a regular file; training reads text repeatedly$"
         refuses(DataError, message, load_split, DataConfig(path=str(tmp_path)), split)
 
 
-def test_a_named_split_has_a_slice(tmp_path):
+def test_a_named_split_has_a_slice(numbers):
     """Sabotage: leave it out."""
-    text_folder(tmp_path, b"a\nb\nc\n", b"a\nb\nc\n")
-    split = NamedSplit(name="train", slice="[1:]", weight=2)
-    assert load_split(DataConfig(path=str(tmp_path)), split).src == ["b", "c"]
+    assert pairs_of(numbers, NamedSplit(name="train", slice="[1:]", weight=2)) == PAIRS[1:]
