@@ -50,22 +50,8 @@ for path in sys.argv[2:]:
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class FakeHub(ThreadingHTTPServer):
-    """Serves files of repositories, a content for each path; other repositories are absent."""
-
-    daemon_threads = True
-
-    def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.repositories = repositories
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
 class _Handler(BaseHTTPRequestHandler):
-    server: FakeHub
+    repositories: dict[str, dict[str, bytes]]
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments: object) -> None:
@@ -75,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         match = re.fullmatch(r"(?:/api)?/datasets/(\w+/\w+)(.*)", self.path.partition("?")[0])
         repository, path = match.groups() if match else ("", "")
-        files = self.server.repositories.get(repository, {})
+        files = self.repositories.get(repository, {})
         if files and (match := re.fullmatch(r"/resolve/[^/]+/(.+)", path)):
             content = files.get(match[1])
             if content is None:
@@ -114,12 +100,14 @@ def _digest(content: bytes) -> str:
 
 
 @contextmanager
-def serve(repositories: dict[str, dict[str, bytes]]) -> Iterator[FakeHub]:
-    with FakeHub(repositories) as hub:
-        thread = threading.Thread(target=hub.serve_forever, daemon=True)
+def serve(repositories: dict[str, dict[str, bytes]]) -> Iterator[str]:
+    """Serves files of repositories, a content for each path; gives the address of this hub."""
+    handler = type("Handler", (_Handler,), {"repositories": repositories})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield hub
-        hub.shutdown()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
         thread.join()
 
 
@@ -163,15 +151,15 @@ def test_what_the_library_may_do(monkeypatch, error, reason):
         raise error
 
     is_offline = error is None
-    places = [(datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")]
+    places = datasets.config, constants
     for place in places:
-        monkeypatch.setattr(*place, is_offline)
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", is_offline)
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub")
     monkeypatch.setattr(urllib.request, "urlopen", fail)
 
     def state() -> list[bool]:
         hidden = (library.are_progress_bars_disabled() for library in (datasets, utils))
-        return [*(getattr(*place) for place in places), *hidden]
+        return [*(place.HF_HUB_OFFLINE for place in places), *hidden]
 
     def load(path: str, **options: object):
         assert path == "a/b"
@@ -214,9 +202,8 @@ def test_other_columns_are_not_decoded():
     """Sabotage: read whole rows."""
     broken = {"bytes": b"no image", "path": None}
     columns = {"de": ["eins"], "en": ["one"], "picture": [broken]}
-    types = {"de": datasets.Value("string"), "en": datasets.Value("string")}
-    features = datasets.Features({**types, "picture": datasets.Image()})
-    dataset = datasets.Dataset.from_dict(columns, features)
+    types = dict.fromkeys(("de", "en"), datasets.Value("string")) | {"picture": datasets.Image()}
+    dataset = datasets.Dataset.from_dict(columns, datasets.Features(types))
     assert list(hub.read_pairs(dataset, DataConfig(path="a/b"))) == [("eins", "one")]
     # Text may be of another encoding, which nothing says before it is read.
     latin = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xfc"))
@@ -250,8 +237,8 @@ def test_a_hub_and_then_none(tmp_path):
     parquet = wmt16()
     table = {"README.md": parquet["README.md"], "train-1.csv": b"de,en\nnull,NA\nja,yes\n"}
     paths = "wmt/wmt16", "wmt/table", "wmt/wmt61"
-    with serve({"wmt/wmt16": parquet, "wmt/table": table}) as fake_hub:
-        online = load_elsewhere(tmp_path, fake_hub.url, *paths)
+    with serve({"wmt/wmt16": parquet, "wmt/table": table}) as address:
+        online = load_elsewhere(tmp_path, address, *paths)
     offline = load_elsewhere(tmp_path, NOTHING_LISTENS, *paths)
     for sources, refused, error in (online, offline):
         assert sources == ["", *copy_lines(1000, 0)[1:]]
