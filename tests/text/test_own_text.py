@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import pairs_of, refuses, tiny_config, write_copy_corpus
+from conftest import pairs_of, refuses, tiny_config, write_copy_corpus, write_lines
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import load_config
@@ -29,10 +29,9 @@ NUMBERS = [(f"eins {i}", f"one {i}") for i in range(10)]
 @pytest.fixture
 def own_text(tmp_path) -> Path:
     """Gives a folder with deutsch.txt and english.txt of ten pairs."""
-    folder = tmp_path / "mytext"
-    folder.mkdir()
-    for name, side in zip(("deutsch.txt", "english.txt"), zip(*NUMBERS, strict=True), strict=True):
-        (folder / name).write_text("".join(f"{line}\n" for line in side))
+    (folder := tmp_path / "mytext").mkdir()
+    src, tgt = zip(*NUMBERS, strict=True)
+    write_lines(folder, **{"deutsch.txt": src, "english.txt": tgt})
     return folder
 
 
@@ -45,7 +44,7 @@ def test_pairs_with_an_empty_side_are_left_out_before_a_slice(own_text):
     empty = {"deutsch.txt": {2: " \t", 8: "\u00ad"}, "english.txt": {2: "", 9: "\u200b "}}
     for name, lines in empty.items():
         texts = enumerate((own_text / name).read_text().splitlines())
-        (own_text / name).write_text("".join(f"{lines.get(i, text)}\n" for i, text in texts))
+        write_lines(own_text, **{name: [lines.get(i, text) for i, text in texts]})
     left, config = [NUMBERS[i] for i in (0, 1, 3, 4, 5, 6, 7)], DataConfig(path=str(own_text))
     for text, part in ((None, slice(None)), ("[-3:]", slice(-3, None)), ("[:-5]", slice(-5))):
         split = table(text).model_copy(update={"skip_empty": True})
@@ -207,7 +206,7 @@ def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_
     assert prepare(tiny_config(moved, data__train=reordered, **changes)).path == first.path
     part = {**split, "slice": "[:5]"}
     assert prepare(tiny_config(moved, data__train=part, **changes)).report.kept == 5
-    (moved / "a.tsv").write_text("".join("\t".join((*pair, pair[0])) + "\n" for pair in NUMBERS))
+    write_lines(moved, **{"a.tsv": [f"{de}\t{en}\t{de}" for de, en in NUMBERS]})
     parts = [columns("a.tsv", *numbers) for numbers in ((1, 2), (2, 1), (3, 2))]
     configs = [tiny_config(moved, data__train=part.model_dump(), **changes) for part in parts]
     assert len({open_split(config.data, config.data.train).digest() for config in configs}) == 3
