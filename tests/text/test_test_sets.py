@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import copy_lines, refuses, tiny_config
+from conftest import copy_lines, refuses, tiny_config, write_lines
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
@@ -97,8 +97,7 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
     """All references of a set count."""
     dataset, texts = DATASETS["wmt16"], {"src": copy_lines(9, 1), "ref": copy_lines(9, 2)}
     for name in ("src", "ref", "docid", "genre", "origlang"):
-        lines = texts.get(name, ["x"] * 9)
-        (tmp_path / f"wmt16.de-en.{name}").write_text("".join(f"{line}\n" for line in lines))
+        write_lines(tmp_path, **{f"wmt16.de-en.{name}": texts.get(name, ["x"] * 9)})
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path))
     test_set = load_test_set(ANY, test_set="wmt16")
     assert (test_set.name, test_set.src) == ("wmt16 (de-en)", texts["src"])
