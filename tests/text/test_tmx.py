@@ -137,8 +137,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 TAGS = "<tu> </tu> <tuv> </tuv> <seg> </seg> <ph> </ph> <sub/> </a> <!-- ]]> &lt;".split()
 TAGS += ["<tuv xml:lang='de'>", "<tuv lang='EN'>", "<a xmlns='b'>", HEAD, TAIL]
 PARTS = [*TAGS, "a", " \n", "\x00", "\xff"]
-
-
 ENCODINGS = st.sampled_from(["utf-8", "utf-16", "latin-1"])
 
 
