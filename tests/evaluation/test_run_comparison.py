@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 
 import pytest
-from checkpoints.small_checkpoint import describe
-from conftest import assert_one_error, tiny_config
+from checkpoints.small_checkpoint import describe, small_config
+from conftest import assert_one_error
 
 from transformer_mt.checkpoints import evaluations
 from transformer_mt.checkpoints import run_description as stored
@@ -20,15 +20,12 @@ BLEU, PERPLEXITY = "validation: BLEU (average)", "validation: perplexity (weight
 COLUMNS = ["parameters", "steps", "minutes", "tokens/s", BLEU, PERPLEXITY]
 TEST, GREEDY, BEAM = "own, split test: BLEU", "greedy, fp32", "beam 4, alpha 0.6, fp32"
 SIGNATURES = {TEST: "BLEU|nrefs:1|tok:13a"}
-GREEDY_SEARCH = evaluations.SearchSetting()
 
 
-def write_run(path: Path, corpus_dir: Path, bleu: float, described=None, **changes) -> Path:
+def write_run(path: Path, bleu: float, described=None, **changes) -> Path:
     """Writes a run of 30 steps, best at 20, with two scores; `described` goes to run.json, too."""
     path.mkdir(parents=True)
-    stored.write_description(
-        path, describe(tiny_config(corpus_dir, **changes), **(described or {}))
-    )
+    stored.write_description(path, describe(small_config(**changes), **(described or {})))
     lines = []
     for step, speed in zip((10, 20, 30), (1000.0, 2000.0, 1600.0), strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
@@ -47,10 +44,11 @@ def write_run(path: Path, corpus_dir: Path, bleu: float, described=None, **chang
 
 
 def write_score(
-    run: Path, value: float, search=GREEDY_SEARCH, checkpoint="step-00000020", digest="", **changes
+    run: Path, value: float, search=None, checkpoint="step-00000020", digest="", **changes
 ) -> None:
     names = {"test_set": "own, split test", "tokenizer": "13a", **changes}
     scores = [evaluations.Score("bleu", value, f"nrefs:1|tok:{names['tokenizer']}")]
+    search = search or evaluations.SearchSetting()
     values = checkpoint, digest, search, scores, ["a"], [["a"]], ["a"]
     record = evaluations.EvaluationRecord(names["test_set"], *values)
     (run / checkpoint).mkdir(exist_ok=True)
@@ -58,12 +56,12 @@ def write_score(
 
 
 @pytest.fixture
-def groups(corpus_dir, tmp_path):
+def groups(tmp_path):
     paths = [
-        write_run(tmp_path / f"pre-{seed}", corpus_dir, bleu, model__norm="pre", train__seed=seed)
+        write_run(tmp_path / f"pre-{seed}", bleu, model__norm="pre", train__seed=seed)
         for seed, bleu in ((1, 30.0), (2, 32.0), (3, 37.0))
     ]
-    other = write_run(tmp_path / "post-1", corpus_dir, 20.0, model__norm="post", train__seed=1)
+    other = write_run(tmp_path / "post-1", 20.0, model__norm="post", train__seed=1)
     return read_rows([paths[0], other, *paths[1:], paths[0]])
 
 
@@ -94,8 +92,8 @@ def test_runs_that_differ_in_the_seed_are_a_group(groups):
     assert pre[3]["steps"] == "40"
 
 
-def test_weights_are_named_only_where_there_is_an_average(corpus_dir, tmp_path):
-    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+def test_weights_are_named_only_where_there_is_an_average(tmp_path):
+    run = write_run(tmp_path / "run", 20.0)
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.replace("ema_bleu", "other"))
     shutil.rmtree(run / "evaluations")
@@ -112,11 +110,11 @@ def test_weights_are_named_only_where_there_is_an_average(corpus_dir, tmp_path):
         (lambda digest: {"environment": {"source of training/": digest}}, "source of training/"),
     ],
 )
-def test_seeds_of_other_text_or_source_are_another_group(corpus_dir, tmp_path, description, title):
+def test_seeds_of_other_text_or_source_are_another_group(tmp_path, description, title):
     """Their digests are shown. Sabotage: leave out one of the four."""
     digests = {"a": "a" * 64, "b": "b" * 64, "c": "a" * 64, "d": ""}
     runs = [
-        write_run(tmp_path / name, corpus_dir, 20.0, description(digest), train__seed=seed)
+        write_run(tmp_path / name, 20.0, description(digest), train__seed=seed)
         for seed, (name, digest) in enumerate(digests.items())
     ]
     groups = read_greedy(runs)
@@ -126,13 +124,13 @@ def test_seeds_of_other_text_or_source_are_another_group(corpus_dir, tmp_path, d
     assert format_rows(groups, "csv").startswith(f"run,train.seed,{title},search,")
 
 
-def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
+def test_unfinished_runs_are_no_part_of_the_mean(tmp_path):
     """Where they stand is said. Sabotage: take all runs; take the number of steps for all."""
     runs = []
     for seed, end in enumerate((True, False, True, False), 1):
         changes = {"train__seed": seed, "train__max_steps": 1000, "valid__patience": 3}
         path, ended = tmp_path / str(seed), {"complete": end}
-        runs.append(write_run(path, corpus_dir, 10.0 * seed, ended, **changes))
+        runs.append(write_run(path, 10.0 * seed, ended, **changes))
     groups = read_greedy(runs)
     *rows, mean = with_means(groups)
     assert [row["unfinished"] for row in rows] == ["", *2 * ["step 40 of 1,000", ""]][:4]
@@ -145,11 +143,11 @@ def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
     assert [row["run"] for row in with_means(read_greedy(runs[1:3]))] == ["2", "3"]
 
 
-def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
+def test_the_vocabulary_is_the_one_in_use(tmp_path):
     """Not the keys that vocab.path overrides."""
     sizes = {"a": (90, 99, "char"), "b": (90, 80, "bpe")}
     changes = {name: {"vocabulary": stored.VocabularySizes(*sizes[name])} for name in sizes}
-    runs = [write_run(tmp_path / name, corpus_dir, 20.0, changes[name]) for name in sizes]
+    runs = [write_run(tmp_path / name, 20.0, changes[name]) for name in sizes]
     rows = [row for [row] in read_greedy(runs)]
     assert [row["vocab.size"] for row in rows] == [99, 90]
     assert [row["vocab.kind"] for row in rows] == ["char", "bpe"]
@@ -184,8 +182,8 @@ def test_the_formats(groups):
     assert format_rows(rows, "text") == "run  model.attention_bias\na|\\x1b  false\nb"
 
 
-def test_a_score_of_another_checkpoint_has_its_own_row(corpus_dir, tmp_path):
-    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+def test_a_score_of_another_checkpoint_has_its_own_row(tmp_path):
+    run = write_run(tmp_path / "run", 20.0)
     write_score(run, 11.0, checkpoint="step-00000010")
     write_score(run, 12.0, checkpoint="averaged-2")
     write_score(run, 13.0, tokenizer="ja-mecab")
@@ -198,9 +196,9 @@ def test_a_score_of_another_checkpoint_has_its_own_row(corpus_dir, tmp_path):
     assert not any(BLEU in row or PERPLEXITY in row for row in rows[2:])  # those of the best
 
 
-def test_the_validation_of_a_best_that_was_not_scored_has_its_own_row(corpus_dir, tmp_path):
+def test_the_validation_of_a_best_that_was_not_scored_has_its_own_row(tmp_path):
     """As where an average alone was evaluated. Sabotage: show the rows of scores alone."""
-    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+    run = write_run(tmp_path / "run", 20.0)
     shutil.rmtree(run / "evaluations")
     write_score(run, 12.0, checkpoint="averaged-2")
     [[best], [average]] = read_rows([run])
@@ -209,52 +207,52 @@ def test_the_validation_of_a_best_that_was_not_scored_has_its_own_row(corpus_dir
     assert read_rows([run], ["own*"]) == [[average]]
 
 
-def test_averages_of_any_name_are_seeds_of_one_setting(corpus_dir, tmp_path):
+def test_averages_of_any_name_are_seeds_of_one_setting(tmp_path):
     """Copied, linked, or named by `average -o`. Sabotage: look for their own names alone."""
     paths = [tmp_path / name for name in ("averaged-2", "copy", "link")]
     for seed, path in enumerate(paths):
         (tmp_path / f"run-{seed}").mkdir()
         write_score(tmp_path / f"run-{seed}", 12.0, checkpoint="averaged-2")
         place = tmp_path / f"run-{seed}" / "averaged-2"
-        stored.write_description(place, describe(tiny_config(corpus_dir, train__seed=seed)))
+        stored.write_description(place, describe(small_config(train__seed=seed)))
         (place / MANIFEST).touch()
         path.symlink_to(place) if path.name == "link" else shutil.copytree(place, path)
     [group] = read_rows(paths)
     assert [row["search"] for row in group] == [GREEDY] * 3
 
 
-def test_a_text_has_one_column_though_its_folder_was_renamed(corpus_dir, tmp_path):
+def test_a_text_has_one_column_though_its_folder_was_renamed(tmp_path):
     """Another text of that name has its own. Sabotage: take the whole name for the text."""
     names = "old, split test (0123abcd)", "new, split test (0123abcd)", "old, split test (99999999)"
-    runs = [write_run(tmp_path / str(i), corpus_dir, 20.0, train__seed=i) for i in range(3)]
+    runs = [write_run(tmp_path / str(i), 20.0, train__seed=i) for i in range(3)]
     for run, name in zip(runs, names, strict=True):
         write_score(run, 30.0, test_set=name)
     titles = [[title for title in row if "split test (" in title] for row in read_greedy(runs)[0]]
     assert titles == [[f"{name}: BLEU"] for name in (names[0], names[0], names[2])]
 
 
-def test_a_run_without_metrics_has_no_best_checkpoint(corpus_dir, tmp_path):
+def test_a_run_without_metrics_has_no_best_checkpoint(tmp_path):
     """Sabotage: take each of its checkpoints for the best."""
-    run = write_run(tmp_path / "run", corpus_dir, 12.0)
+    run = write_run(tmp_path / "run", 12.0)
     (run / "metrics.jsonl").unlink()
     searches = {row.get("search") for group in read_rows([run]) for row in group}
     assert searches == {f"{GREEDY}, step-00000020", f"{BEAM}, step-00000020"}
 
 
-def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):
+def test_an_exported_model_has_the_scores_of_itself(exported_run, tmp_path):
     """It is no seed of the run."""
     exported = shutil.copytree(exported_run, tmp_path / "exported")
     write_score(tmp_path, 15.0, checkpoint="exported", digest=checkpoint_digest(exported))
-    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+    run = write_run(tmp_path / "run", 20.0)
     *_, [row] = read_rows([run, exported])
     scores = {"search": GREEDY, "signatures": SIGNATURES, TEST: 15.0}
     assert row == {"run": "exported", **scores}
 
 
-def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
+def test_runs_of_one_seed_have_no_mean(tmp_path, caplog):
     """A copy of a run is not another sample. Sabotage: count all runs of a group."""
     seeds = {"a": 1, "b": 2, "copy": 2}
-    runs = [write_run(tmp_path / n, corpus_dir, 20.0, train__seed=seeds[n]) for n in seeds]
+    runs = [write_run(tmp_path / n, 20.0, train__seed=seeds[n]) for n in seeds]
     for paths in (runs, runs[1:]):
         assert len(with_means(read_greedy(paths))) == len(paths)
     assert "a, b, copy: some have the same seed, so there is no mean" in caplog.messages
@@ -263,10 +261,10 @@ def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
     assert len(caplog.messages) == 1
 
 
-def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
+def test_what_is_missing_is_blank(tmp_path, caplog):
     """Damaged parts too, with a warning; a mean needs a number of every run."""
     end, seeds = {"complete": True}, range(1, 5)
-    runs = [write_run(tmp_path / f"{s}", corpus_dir, 20.0, end, train__seed=s) for s in seeds]
+    runs = [write_run(tmp_path / f"{s}", 20.0, end, train__seed=s) for s in seeds]
     (runs[0] / "run.json").write_text("{}")
     (runs[1] / "metrics.jsonl").write_text("damaged\n")
     (runs[2] / "metrics.jsonl").unlink()
@@ -292,14 +290,14 @@ def test_a_path_that_is_no_run(tmp_path, call):
 
 
 @pytest.fixture
-def sweep(corpus_dir, tmp_path):
+def sweep(tmp_path):
     """Gives runs of two settings and four seeds, one of them unfinished, without one of them."""
     scores = {"post": (21.0, 22.5, 23.0, 99.0), "pre": (20.0, 21.0, 22.0, 20.0)}
     for norm, values in scores.items():
         for seed, bleu in enumerate(values, 1):
             changes = {"model__norm": norm, "train__seed": seed}
             ended = {"complete": (norm, seed) != ("post", 4)}
-            run = write_run(tmp_path / f"{norm}-{seed}", corpus_dir, bleu, ended, **changes)
+            run = write_run(tmp_path / f"{norm}-{seed}", bleu, ended, **changes)
             write_score(run, 50 - bleu, test_set="wmt16")
     shutil.rmtree(tmp_path / "pre-1")
     return sorted(tmp_path.glob("p*-*"))
