@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from checkpoints.small_checkpoint import describe
-from conftest import HOSTILE_JSON, records, refuses, tiny_config
+from checkpoints.small_checkpoint import describe, small_config
+from conftest import HOSTILE_JSON, records, refuses
 from drawn import overlapping
 
 from transformer_mt.checkpoints.metrics import PANELS, read_runs
@@ -102,21 +102,19 @@ def test_chosen_panels_are_in_one_row(tmp_path):
     assert two.get_suptitle() == "" and two.get_size_inches().tolist() == pytest.approx([10.0, 3.3])
 
 
-def write_described_run(path: Path, corpus_dir: Path, steps: int, scale: float, **keys) -> Path:
-    config = tiny_config(corpus_dir, **keys)
-    write_description(write_run(path, steps, scale=scale), describe(config))
+def write_described_run(path: Path, steps: int, scale: float, **keys) -> Path:
+    write_description(write_run(path, steps, scale=scale), describe(small_config(**keys)))
     return path
 
 
 @pytest.mark.parametrize(("x", "unit"), [("step", 10), ("minutes", 0.1)])
-def test_a_mean_is_over_seeds(tmp_path, corpus_dir, x, unit):
+def test_a_mean_is_over_seeds(tmp_path, x, unit):
     """At the steps that all have. Sabotage: divide by n, pool settings, take the first's steps."""
     paths = [
-        write_described_run(tmp_path / f"{i}", corpus_dir, 50 - 10 * i, i**2, train__seed=i)
-        for i in (1, 2, 3)
+        write_described_run(tmp_path / f"{i}", 50 - 10 * i, i**2, train__seed=i) for i in (1, 2, 3)
     ]
     assert [each.name for each in read_means(paths)] == ["all runs: mean ± SD of 3"]
-    paths.append(write_described_run(tmp_path / "post", corpus_dir, 10, 1.0, model__norm="post"))
+    paths.append(write_described_run(tmp_path / "post", 10, 1.0, model__norm="post"))
     runs = read_means(paths)
     assert [run.name for run in runs] == ["model.norm=pre: mean ± SD of 3", "post"]
     figure = training_figure(runs, x)
@@ -132,10 +130,10 @@ def test_a_mean_is_over_seeds(tmp_path, corpus_dir, x, unit):
     assert not overlapping(figure)
 
 
-def test_runs_without_a_seed_of_their_own_have_no_mean(tmp_path, corpus_dir):
+def test_runs_without_a_seed_of_their_own_have_no_mean(tmp_path):
     """They are copies, or have no run.json. Sabotage: average them."""
     runs = [
-        write_described_run(tmp_path / name, corpus_dir, 10, 1.0, train__seed=seed)
+        write_described_run(tmp_path / name, 10, 1.0, train__seed=seed)
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     for _ in range(2):
@@ -172,11 +170,11 @@ LINES |= {
 def test_damaged_metrics_are_named(tmp_path):
     (tmp_path / "good").mkdir()
     (tmp_path / "good/metrics.jsonl").write_text('{"kind": "train", "step": 1, "seconds": 1}\n')
-    with pytest.raises(CheckpointError, match="is no run directory: it has no metrics.jsonl"):
-        read_runs([tmp_path / "good", tmp_path])
+    paths = [tmp_path / "good", tmp_path]
+    refuses(CheckpointError, "is no run directory: it has no metrics.jsonl", read_runs, paths)
     for content, message in LINES.items():
         (tmp_path / "metrics.jsonl").write_text(content)
-        refuses(CheckpointError, message, read_runs, [tmp_path / "good", tmp_path])
+        refuses(CheckpointError, message, read_runs, paths)
 
 
 def test_a_legend_that_takes_long_to_place(tmp_path, monkeypatch):
