@@ -28,10 +28,6 @@ batch_sizes = st.integers(1, 400)
 numbers = st.integers(0, 2**32 - 1)
 
 
-def as_lists(steps: list[np.ndarray]) -> list[list[int]]:
-    return [step.tolist() for step in steps]
-
-
 @quick
 @given(corpora(), batch_sizes, numbers, numbers, st.integers(1, 100))
 def test_every_pair_exactly_once_in_full_steps(corpus, batch_tokens, seed, epoch, steps_per_pool):
@@ -40,7 +36,7 @@ def test_every_pair_exactly_once_in_full_steps(corpus, batch_tokens, seed, epoch
         patch.setattr(batching, "STEPS_PER_POOL", steps_per_pool)
         steps = plan_epoch(corpus, batch_tokens, seed, epoch)
     assert all(len(step) for step in steps)
-    assert sorted(sum(as_lists(steps), [])) == list(range(len(corpus[0])))
+    assert sorted(index for step in steps for index in step) == list(range(len(corpus[0])))
 
     def tokens(step: np.ndarray) -> int:
         return int(corpus[:, step].sum(axis=1).max())
@@ -116,7 +112,7 @@ def test_the_plan_is_that_of_earlier_versions():
     """
     numbers = np.arange(3000)
     lengths = np.stack((numbers * 7919 % 47, numbers * 104_729 % 53)) + 1
-    steps = as_lists(plan_epoch(lengths, 60, 5, 2))
+    steps = [step.tolist() for step in plan_epoch(lengths, 60, 5, 2)]
     assert steps[0] == [161, 1855] and len(steps) == 1265
     assert hashlib.sha256(repr(steps).encode()).hexdigest()[:16] == "d9f66c53297264ba"
 
