@@ -11,8 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from http.client import BadStatusLine
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,8 +49,10 @@ for path in sys.argv[2:]:
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    repositories: dict[str, dict[str, bytes]]
+class FakeHub(BaseHTTPRequestHandler):
+    """Serves files of repositories, a content for each path; other repositories are absent."""
+
+    repositories: dict[str, dict[str, bytes]] = {}
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments: object) -> None:
@@ -97,18 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _digest(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
-
-
-@contextmanager
-def serve(repositories: dict[str, dict[str, bytes]]) -> Iterator[str]:
-    """Serves files of repositories, a content for each path; gives the address of this hub."""
-    handler = type("Handler", (_Handler,), {"repositories": repositories})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 def wmt16() -> dict[str, bytes]:
@@ -228,7 +217,7 @@ def test_a_corpus_of_the_hub_is_known_by_its_revision(monkeypatch):
     assert len(set(digests)) == 3
 
 
-def test_a_hub_and_then_none(tmp_path):
+def test_a_hub_and_then_none(tmp_path, monkeypatch):
     """Without the hub the cache serves, and what it lacks is an error without a wait.
 
     Tables are refused either way: the library would read the word null as no text. Sabotage: let
@@ -237,8 +226,11 @@ def test_a_hub_and_then_none(tmp_path):
     parquet = wmt16()
     table = {"README.md": parquet["README.md"], "train-1.csv": b"de,en\nnull,NA\nja,yes\n"}
     paths = "wmt/wmt16", "wmt/table", "wmt/wmt61"
-    with serve({"wmt/wmt16": parquet, "wmt/table": table}) as address:
-        online = load_elsewhere(tmp_path, address, *paths)
+    monkeypatch.setattr(FakeHub, "repositories", {"wmt/wmt16": parquet, "wmt/table": table})
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        online = load_elsewhere(tmp_path, f"http://127.0.0.1:{server.server_port}", *paths)
+        server.shutdown()
     offline = load_elsewhere(tmp_path, NOTHING_LISTENS, *paths)
     for sources, refused, error in (online, offline):
         assert sources == ["", *copy_lines(1000, 0)[1:]]
