@@ -51,11 +51,9 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     with pytest.raises(CheckpointError, match=re.escape(f"{tmp_path}: {message}")):
         checkpoint.require_config(small_config(train__seed=6, **changes))
     assert checkpoint.vocab.has_same_ids(VOCAB)
-    names = {path.name for path in (tmp_path / "saved").iterdir()}
-    assert checkpoint.files == names - {MANIFEST}
+    assert checkpoint.files == {path.name for path in checkpoint.path.iterdir()} - {MANIFEST}
     assert checkpoint.digest == checkpoint_digest(tmp_path / "saved")
-    loaded = checkpoint.load_tensors(MODEL)
-    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+    assert equal(checkpoint.load_tensors(MODEL), weights)
     refuses(CheckpointError, f"saved: has no {TRAINING}", checkpoint.load_tensors, TRAINING)
 
 
@@ -73,8 +71,7 @@ def test_the_moving_average_is_preferred(tmp_path):
     """Unless raw weights are asked for. Sabotage: leave the average out of the digest."""
     config = small_config()
     raw, average = build_model(config).state_dict(), build_model(config).state_dict()
-    files = {MODEL: raw, EMA: average}
-    save_checkpoint(tmp_path / "both", files, RunState(), config, VOCAB)
+    save_checkpoint(tmp_path / "both", {MODEL: raw, EMA: average}, RunState(), config, VOCAB)
     save_checkpoint(tmp_path / "one", {MODEL: raw}, RunState(), config, VOCAB)
     both, one = load_checkpoint(tmp_path / "both"), load_checkpoint(tmp_path / "one")
     assert both.digest != one.digest
@@ -83,8 +80,7 @@ def test_the_moving_average_is_preferred(tmp_path):
     assert [which.is_raw(raw) for which, raw in asked] == [False, True, False, False]
     built = (both.build_model(), both.build_model(raw=True), one.build_model())
     for model, weights in zip(built, (average, raw, raw), strict=True):
-        assert not model.training
-        assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
+        assert not model.training and equal(model.state_dict(), weights)
 
 
 WEIGHT = "decoder.0.cross_attention.q.weight"
