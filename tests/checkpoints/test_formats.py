@@ -40,8 +40,7 @@ def folder(request, tmp_path, monkeypatch) -> Path:
 def test_it_loads_and_translates(folder, weights):
     """It gives translations the log-probabilities that it gave when it was made."""
     model = transformer_mt.load("run", raw=weights == "raw", device="cpu")
-    expected = SCORES[folder.name][weights]
-    assert model.score(SOURCES, HYPOTHESES) == pytest.approx(expected, abs=1e-3)
+    assert model.score(SOURCES, HYPOTHESES) == pytest.approx(SCORES[folder.name][weights], abs=1e-3)
     assert len(model.translate(SOURCES)) == 2
 
 
