@@ -118,8 +118,7 @@ def test_seeds_of_other_text_or_source_are_another_group(tmp_path, description, 
         for seed, (name, digest) in enumerate(digests.items())
     ]
     groups = read_greedy(runs)
-    names = [[row["run"] for row in group] for group in groups]
-    assert names == [["a", "c"], ["b"], ["d"]]
+    assert [[row["run"] for row in group] for group in groups] == [["a", "c"], ["b"], ["d"]]
     assert [group[0][title] for group in groups] == ["a" * 8, "b" * 8, ""]
     assert format_rows(groups, "csv").startswith(f"run,train.seed,{title},search,")
 
@@ -245,8 +244,7 @@ def test_an_exported_model_has_the_scores_of_itself(exported_run, tmp_path):
     write_score(tmp_path, 15.0, checkpoint="exported", digest=checkpoint_digest(exported))
     run = write_run(tmp_path / "run", 20.0)
     *_, [row] = read_rows([run, exported])
-    scores = {"search": GREEDY, "signatures": SIGNATURES, TEST: 15.0}
-    assert row == {"run": "exported", **scores}
+    assert row == {"run": "exported", "search": GREEDY, "signatures": SIGNATURES, TEST: 15.0}
 
 
 def test_runs_of_one_seed_have_no_mean(tmp_path, caplog):
