@@ -35,8 +35,7 @@ def test_other_metrics_and_intervals_are_sacrebleus(tmp_path):
     scores = [corpus_score(hypotheses, [references], metric) for metric in metrics]
     write_lines(tmp_path, hyp=hypotheses, ref=references)
     for score, words in zip(scores, ("bleu -lc", "chrf", "chrf -cw 2", "ter"), strict=True):
-        tool = f"ref -i hyp -w 2 -ci -f text -m {words}"
-        assert score.text == run_sacrebleu(tmp_path, tool)
+        assert score.text == run_sacrebleu(tmp_path, f"ref -i hyp -w 2 -ci -f text -m {words}")
     assert [score.title for score in scores] == ["BLEU lc", "chrF2", "chrF2++", "TER"]
     assert [score.name for score in scores] == ["bleu", "chrf", "chrf++", "ter"]
     for score in scores:
