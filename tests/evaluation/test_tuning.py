@@ -72,8 +72,7 @@ def test_what_is_one_system(runs):
     assert _name_systems(runs) == ["", ""]
     copied = shutil.copytree(runs[0], runs[0].with_name("copy"))
     assert _name_systems([runs[0], copied]) == ["one: ", "copy: "]
-    description = replace(read_description(copied), averaged_steps=[1])
-    write_description(copied, description)
+    write_description(copied, replace(read_description(copied), averaged_steps=[1]))
     names = [f"averaged checkpoints={number}: " for number in ("", 1)]
     assert _name_systems([runs[1], copied]) == names
 
