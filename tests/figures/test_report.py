@@ -43,8 +43,7 @@ def run(corpus_dir, tmp_path_factory) -> Path:
     steps = {"train__max_steps": 12, "valid__every": 6, "train__ema_decay": 0.5}
     text = {"data__train": "train[:600]", "data__drop_identical": False, "data__max_length": 10}
     test = {"src": str(corpus_dir / "test.de"), "tgt": "test.en"}
-    config = tiny_config(corpus_dir, **steps, **text, data__test=test)
-    train(config, run_dir)
+    train(tiny_config(corpus_dir, **steps, **text, data__test=test), run_dir)
     folder = tmp_path_factory.mktemp("text")
     (folder / "src").write_text("<script>alert(1)</script>\na & b\n\nab cd ef\ngh\n")
     (folder / "ref").write_text("x\ny\nz\nab cd ef\ngh ij kl\n")
