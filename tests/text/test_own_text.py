@@ -96,8 +96,7 @@ def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path
     (tmp_path / "packed.gz").write_bytes(gzip.compress((own_text / "english.txt").read_bytes()))
     config = DataConfig(path=str(own_text))
     for tgt in ("../packed.gz", str(tmp_path / "packed.gz"), "~/packed.gz", "$HOME/packed.gz"):
-        split = SplitFiles(src="deutsch.txt", tgt=tgt, slice="[:1]")
-        assert pairs_of(config, split) == NUMBERS[:1]
+        assert pairs_of(config, SplitFiles(src="deutsch.txt", tgt=tgt, slice="[:1]")) == NUMBERS[:1]
     assert pairs_of(config, [table("[:2]"), table("[-1:]")]) == [*NUMBERS[:2], NUMBERS[-1]]
     hub = DataConfig(path="wmt/wmt16")
     assert pairs_of(hub, SplitFiles(src="~/mytext/deutsch.txt", tgt="~/packed.gz")) == NUMBERS
