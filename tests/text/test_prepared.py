@@ -198,8 +198,7 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     few = {"vocab__kind": "char", "vocab__size": 20}
     whole = prepare(tiny_config(folder, **few))
     monkeypatch.setattr(prepared_module, "_PAIRS_PER_CHUNK", 7)
-    elsewhere = str(tmp_path / "deep" / "other")
-    parts = prepare(tiny_config(folder, data__prepared_dir=elsewhere, **few))
+    parts = prepare(tiny_config(folder, data__prepared_dir=str(tmp_path / "deep/other"), **few))
     assert parts.path.name == whole.path.name
     for name in ("src.ids", "tgt.ids", "src.offsets.npy", "tgt.offsets.npy"):
         assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
