@@ -72,8 +72,7 @@ def test_what_was_saved_is_loaded(tmp_path, shared, names):
     assert vocab.save(tmp_path) == [tmp_path / f"{name}.model" for name in names]
     loaded = Vocabulary.load(tmp_path)
     assert loaded.has_same_ids(vocab) and loaded.shared == shared
-    swapped = Vocabulary(vocab.tgt_model, vocab.src_model)
-    assert swapped.has_same_ids(vocab) == shared
+    assert Vocabulary(vocab.tgt_model, vocab.src_model).has_same_ids(vocab) == shared
     assert loaded.tgt.pieces(range(320)) == vocab.tgt.pieces(range(320))
 
 
@@ -112,8 +111,7 @@ def test_long_words_are_learned_from():
 
 def test_words_and_characters():
     """Each is a piece, others are unknown, and there may be fewer than `size`."""
-    words = learn(kind="word")
-    assert words.src.size == 320 and learn(kind="word", shared=False).src.size <= 320
+    assert learn(kind="word").src.size == 320 and learn(kind="word", shared=False).src.size <= 320
     counts = Counter({"ab": 9, "cd": 9, "ef": 9})
     few = train_vocabulary([counts], VocabConfig(kind="word", size=320))
     assert few.src.size == 4 + 3
@@ -185,8 +183,7 @@ def test_what_is_learned_from():
     options |= {"character_coverage": 0.9999, "pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
     model = learn_elsewhere(lines(1) + lines(2), vocab_size=320, minloglevel=2, **options)
     from_text = sentencepiece.SentencePieceProcessor(model_proto=model)
-    from_counts = learn()
-    assert from_counts.src.pieces(range(320)) == [from_text.id_to_piece(i) for i in range(320)]
+    assert learn().src.pieces(range(320)) == [from_text.id_to_piece(i) for i in range(320)]
     counts = Counter({"rare": 1, "often": 9, "always": 20})
     vocab = train_vocabulary([counts], VocabConfig(kind="word", size=99, max_words=2))
     assert vocab.src.pieces(range(4, vocab.src.size)) == ["▁always", "▁often"]
