@@ -63,12 +63,9 @@ class FakeHub(BaseHTTPRequestHandler):
         match = re.fullmatch(r"(?:/api)?/datasets/(\w+/\w+)(.*)", self.path.partition("?")[0])
         repository, path = match.groups() if match else ("", "")
         files = self.repositories.get(repository, {})
-        if files and (match := re.fullmatch(r"/resolve/[^/]+/(.+)", path)):
-            content = files.get(match[1])
-            if content is None:
-                self._reply(404, b"", {"X-Error-Code": "EntryNotFound"})
-            else:
-                self._reply(200, content, {"X-Repo-Commit": COMMIT, "ETag": _digest(content)})
+        if (match := re.fullmatch(r"/resolve/[^/]+/(.+)", path)) and match[1] in files:
+            content = files[match[1]]
+            self._reply(200, content, {"X-Repo-Commit": COMMIT, "ETag": _digest(content)})
         elif files and re.fullmatch(r"(/revision/[^/]+)?", path):
             siblings = [{"rfilename": name} for name in files]
             self._json({"id": repository, "sha": COMMIT, "siblings": siblings, "tags": []})
@@ -79,7 +76,7 @@ class FakeHub(BaseHTTPRequestHandler):
             values = ((name, len(data), _digest(data), "file") for name, data in rows)
             self._json([dict(zip(keys, row, strict=True)) for row in values])
         else:
-            self._reply(404, b"", {"X-Error-Code": "RepoNotFound"})
+            self._reply(404, b"", {"X-Error-Code": "EntryNotFound" if files else "RepoNotFound"})
 
     do_HEAD = do_GET = do_POST = _answer
 
