@@ -230,14 +230,6 @@ def test_a_text_has_one_column_though_its_folder_was_renamed(tmp_path):
     assert titles == [[f"{name}: BLEU"] for name in (names[0], names[0], names[2])]
 
 
-def test_a_run_without_metrics_has_no_best_checkpoint(tmp_path):
-    """Sabotage: take each of its checkpoints for the best."""
-    run = write_run(tmp_path / "run", 12.0)
-    (run / "metrics.jsonl").unlink()
-    searches = {row.get("search") for group in read_rows([run]) for row in group}
-    assert searches == {f"{GREEDY}, step-00000020", f"{BEAM}, step-00000020"}
-
-
 def test_an_exported_model_has_the_scores_of_itself(exported_run, tmp_path):
     """It is no seed of the run."""
     exported = shutil.copytree(exported_run, tmp_path / "exported")
@@ -260,7 +252,10 @@ def test_runs_of_one_seed_have_no_mean(tmp_path, caplog):
 
 
 def test_what_is_missing_is_blank(tmp_path, caplog):
-    """Damaged parts too, with a warning; a mean needs a number of every run."""
+    """Damaged parts too, with a warning; a mean needs a number of every run.
+
+    Sabotage: take each checkpoint of a run without metrics for the best.
+    """
     end, seeds = {"complete": True}, range(1, 5)
     runs = [write_run(tmp_path / f"{s}", 20.0, end, train__seed=s) for s in seeds]
     (runs[0] / "run.json").write_text("{}")
