@@ -39,7 +39,8 @@ def test_parquet_and_json_lines(tmp_path, nested):
     rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
     rows += [{"de": "", "en": "NA"}, {"de": '"x', "en": "a\u2028b"}]
     rows += [{"de": None, "en": " x "}, {"de": "y", "en": None}]
-    (corpus := tmp_path / "corpus").mkdir()
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
     name = "train-00000.parquet" if nested else "train.jsonl"
     if nested:  # a pair may be missing too
         table = pa.Table.from_pylist([{"translation": row} for row in [*rows, None]])
@@ -196,7 +197,7 @@ def test_the_digest_of_every_kind_of_split(tmp_path):
 
 
 def write_data(path, pairs) -> None:
-    """Writes a data file of the format that its name says."""
+    """Writes a data file of the format that its name says, and sets its time back."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         columns = dict(zip(("de", "en"), zip(*pairs, strict=True), strict=True))
@@ -206,6 +207,27 @@ def write_data(path, pairs) -> None:
     else:
         cells = {".csv": ",", ".tsv": "\t"}[path.suffix]
         path.write_text("".join(f"{de}{cells}{en}\n" for de, en in [("de", "en"), *pairs]))
+    os.utime(path, (1e9, 1e9))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".tsv"])
+def test_text_that_changes_is_read_anew(tmp_path, suffix):
+    """Also if names, times and sizes stay, or another folder has the same name.
+
+    Sabotage: read by `datasets.load_dataset`, which takes the text of its cache.
+    """
+    split = f"data/train{suffix}"
+
+    def read(folder: str, pairs: list) -> str:
+        corpus = tmp_path / folder / "corpus"
+        write_data(corpus / split, pairs)
+        config = DataConfig(path=str(corpus), cache_dir=str(tmp_path / "cache"))
+        assert pairs_of(config, split) == pairs
+        return open_split(config, split).digest()
+
+    changed = [("EINS", "ONE"), *PAIRS[1:]]
+    digests = [read("v1", PAIRS), read("v1", changed), read("v2", PAIRS[2:]), read("v1", PAIRS)]
+    assert digests[0] == digests[3] and len(set(digests)) == 3
 
 
 @pytest.mark.parametrize("name", ["corpus [v2]", "corpus*", "corpu?", "c[!x]"])

@@ -29,7 +29,8 @@ NUMBERS = [(f"eins {i}", f"one {i}") for i in range(10)]
 @pytest.fixture
 def own_text(tmp_path) -> Path:
     """Gives a folder with deutsch.txt and english.txt of ten pairs."""
-    (folder := tmp_path / "mytext").mkdir()
+    folder = tmp_path / "mytext"
+    folder.mkdir()
     src, tgt = zip(*NUMBERS, strict=True)
     write_lines(folder, **{"deutsch.txt": src, "english.txt": tgt})
     return folder
