@@ -22,13 +22,12 @@ from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training import engine as engine_module
 from transformer_mt.training import environment, flops
-from transformer_mt.training.engine import Engine, dropout_seed
+from transformer_mt.training.engine import Engine, LogWindow, dropout_seed
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.flops import flops_per_token, measure_peak_flops
 from transformer_mt.training.loss import label_smoothed_loss
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
-from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.saving import tensor_files
 from transformer_mt.training.starting_state import restore_engine
 

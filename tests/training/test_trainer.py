@@ -25,10 +25,10 @@ from transformer_mt.training import engine as engine_module
 from transformer_mt.training import saving
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training import validation as validation_module
+from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.optimizer import noam_rate
 from transformer_mt.training.run import build_trainer, train
-from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.trainer import Trainer, is_log_step
 

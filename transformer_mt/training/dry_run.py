@@ -15,10 +15,10 @@ from transformer_mt.system.console import escape_controls
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices
+from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import describe_limit, steps_left
 from transformer_mt.training.run import build_trainer, require_writable
-from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3

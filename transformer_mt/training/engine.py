@@ -28,9 +28,34 @@ from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.loss import projected_loss
 from transformer_mt.training.optimizer import ExponentialMovingAverage, build_optimizer, noam_rate
 from transformer_mt.training.packed_step import PackedStep
-from transformer_mt.training.run_log import LogWindow
 
 MicroBatch = Batch | Pack | TokenCounts
+
+
+@dataclass(frozen=True)
+class LogWindow:
+    """Sums since the last log line.
+
+    Attributes:
+        loss: Label-smoothed loss of the steps where it was finite, in nats.
+        nll: Their loss without label smoothing.
+        tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
+        flops: Floating-point operations that training on them needed.
+    """
+
+    # Earlier versions also summed seconds.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
+
+    loss: float = 0.0
+    nll: float = 0.0
+    tokens: int = 0
+    flops: float = 0.0
+    nonfinite_tokens: int = 0
+
+    def per_token(self, nats: float) -> float:
+        """Divides one of the losses by its target tokens; NaN if no step had a finite loss."""
+        tokens = self.tokens - self.nonfinite_tokens
+        return nats / tokens if tokens else math.nan
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO
-
-from pydantic import ConfigDict
+from typing import Any, Self, TextIO
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import METRICS
@@ -21,32 +18,6 @@ from transformer_mt.system.files import is_at, open_no_link, parse_json, replace
 
 _WAITING_BYTES = 2**24
 """How much of a log waits in memory while its disk is full."""
-
-
-@dataclass(frozen=True)
-class LogWindow:
-    """Sums since the last log line.
-
-    Attributes:
-        loss: Label-smoothed loss of the steps where it was finite, in nats.
-        nll: Their loss without label smoothing.
-        tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
-        flops: Floating-point operations that training on them needed.
-    """
-
-    # Earlier versions also summed seconds.
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
-
-    loss: float = 0.0
-    nll: float = 0.0
-    tokens: int = 0
-    flops: float = 0.0
-    nonfinite_tokens: int = 0
-
-    def per_token(self, nats: float) -> float:
-        """Divides one of the losses by its target tokens; NaN if no step had a finite loss."""
-        tokens = self.tokens - self.nonfinite_tokens
-        return nats / tokens if tokens else math.nan
 
 
 class RunLog(logging.Handler):

@@ -18,10 +18,11 @@ from transformer_mt.text.batching import Indices, plan_epoch
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.epoch_pairs import EpochPairs
 from transformer_mt.text.prepared import PreparedCorpus
+from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import StepDisplay, reached_limit
-from transformer_mt.training.run_log import LogWindow, RunLog
+from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.validation import Validation, Validator
 
