@@ -273,6 +273,8 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what keeps a resumed run bit-equal: the tensors in use by name, and counters."""
+        skipped, in_row = int(self.skipped_steps), int(self.nonfinite_in_row)
+        counters = _Counters(skipped, in_row, self.scaler.state_dict(), self.read_window())
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": {
@@ -280,12 +282,7 @@ class Engine:
                 for name, parameter in self.model.named_parameters()
                 for key, moment in self.optimizer.state.get(parameter, {}).items()
             },
-            "counters": {
-                "skipped_steps": int(self.skipped_steps),
-                "nonfinite_in_row": int(self.nonfinite_in_row),
-                "loss_scaler": self.scaler.state_dict(),
-                "window": asdict(self.read_window()),
-            },
+            "counters": asdict(counters),
         }
         if self.ema:
             state["ema"] = self.ema.model.state_dict()
