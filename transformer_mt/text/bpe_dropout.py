@@ -18,22 +18,6 @@ NO_PIECE = -1
 """Fills the rows of words that have fewer pieces than others."""
 
 
-class _Lookup:
-    """A read-only dictionary of non-negative integers that looks up whole arrays."""
-
-    def __init__(self, entries: dict[int, int]) -> None:
-        # The last key is a sentinel, which none equals; it is found for keys above all others.
-        rows = [*sorted(entries.items()), (np.iinfo(np.int64).max, NO_PIECE)]
-        self._keys, values = np.array(rows, np.int64).T.copy()
-        self._values = values.astype(np.int32)
-
-    def __getitem__(self, keys: Integers) -> PieceIds:
-        """Returns the value of each key, and NO_PIECE for a key that is missing."""
-        positions = np.searchsorted(self._keys, keys)
-        is_found = self._keys[positions] == keys
-        return np.where(is_found, self._values[positions], np.int32(NO_PIECE))
-
-
 class BPEDropout:
     """Merges the characters of words into pieces, and leaves out merges at random.
 
@@ -50,14 +34,16 @@ class BPEDropout:
         self._dropout, self._size = dropout, len(pieces.texts)
         self._scores = np.append(pieces.scores, -np.inf)  # the last one is for NO_PIECE
         ids = pieces.ids
-        self._merges = _Lookup(
-            {
-                ids[text[:cut]] * self._size + ids[text[cut:]]: merged
-                for text, merged in ids.items()
-                for cut in range(1, len(text))
-                if text[:cut] in ids and text[cut:] in ids
-            }
-        )
+        merges = {
+            ids[text[:cut]] * self._size + ids[text[cut:]]: merged
+            for text, merged in ids.items()
+            for cut in range(1, len(text))
+            if text[:cut] in ids and text[cut:] in ids
+        }
+        # The last pair is a sentinel, which none equals; it is found for pairs above all others.
+        rows = [*sorted(merges.items()), (np.iinfo(np.int64).max, NO_PIECE)]
+        self._pairs, merged = np.array(rows, np.int64).T.copy()
+        self._merged = merged.astype(np.int32)
 
     def segment(self, characters: PieceIds, rng: np.random.Generator) -> PieceIds:
         """Draws one segmentation of each word, (N, L), with NO_PIECE after the last piece."""
@@ -95,7 +81,9 @@ class BPEDropout:
 
     def _draw_merges(self, left: PieceIds, right: PieceIds, rng: np.random.Generator) -> PieceIds:
         """Finds the merges of neighbours; NO_PIECE if there is none or it is dropped."""
-        merges = self._merges[left.astype(np.int64) * self._size + right]
+        pairs = left.astype(np.int64) * self._size + right
+        places = np.searchsorted(self._pairs, pairs)
+        merges = np.where(self._pairs[places] == pairs, self._merged[places], np.int32(NO_PIECE))
         # A merge that is not dropped stays possible until a neighbour takes one of its symbols.
         # This is how SentencePiece implements the paper's algorithm, which draws at each step.
         merges[rng.random(merges.shape) < self._dropout] = NO_PIECE
