@@ -14,9 +14,9 @@ from conftest import copy_lines, learn_elsewhere, refuses, tiny_config
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError
-from transformer_mt.text import epoch_pairs
+from transformer_mt.text import bpe_dropout, epoch_pairs
 from transformer_mt.text.batching import EncodedPairs, encode_pairs, flatten
-from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout
+from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout, LineSampler
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import UNK_ID, PieceTable, Vocabulary, train_vocabulary
 
@@ -116,9 +116,9 @@ def hand_made_pairs(count: int) -> EncodedPairs:
 
 def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch):
     """They are those of earlier versions, with any number of threads; blocks and sides differ."""
-    assert (epoch_pairs._PAIRS_PER_BLOCK, epoch_pairs._CHARACTERS_AT_ONCE) == (20_000, 200_000)
+    assert (epoch_pairs._PAIRS_PER_BLOCK, bpe_dropout._CHARACTERS_AT_ONCE) == (20_000, 200_000)
     monkeypatch.setattr(epoch_pairs, "_PAIRS_PER_BLOCK", 60)
-    monkeypatch.setattr(epoch_pairs, "_CHARACTERS_AT_ONCE", 40)
+    monkeypatch.setattr(bpe_dropout, "_CHARACTERS_AT_ONCE", 40)
     half, vocab = hand_made_pairs(60).src, hand_made_vocabulary()
     side = flatten([half[i].tolist() for i in (*range(60), *range(60), *range(30))])
     pairs = EncodedPairs(side, side)
@@ -153,7 +153,7 @@ def test_a_vocabulary_that_is_not_of_bpe_is_refused(kind):
     message = f"vocab.sampling = 0.1 is BPE-dropout.*not {kind}"
     refuses(ConfigError, message, tiny_config, Path("nowhere"), **changes)
     model = learn(kind, 400 if kind == "unigram" else 40).src
-    refuses(ConfigError, "is not of kind bpe", epoch_pairs.LineSampler, model, 0.1)
+    refuses(ConfigError, "is not of kind bpe", LineSampler, model, 0.1)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])

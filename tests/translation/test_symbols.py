@@ -15,7 +15,7 @@ from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.text.batching import EncodedLines, flatten
-from transformer_mt.text.epoch_pairs import LineSampler
+from transformer_mt.text.bpe_dropout import LineSampler
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.splitting import leading_symbols
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary, train_vocabulary

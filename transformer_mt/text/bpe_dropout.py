@@ -10,12 +10,17 @@ Shapes: N words of L characters each. Characters are given as the ids of their o
 import numpy as np
 import numpy.typing as npt
 
-from transformer_mt.text.vocabulary import PieceTable
+from transformer_mt.errors import ConfigError
+from transformer_mt.text.batching import EncodedLines, flatten
+from transformer_mt.text.vocabulary import WORD_MARK, PieceTable, SentencePieceModel
 
 Integers = npt.NDArray[np.int64]
 PieceIds = npt.NDArray[np.int32]
 NO_PIECE = -1
 """Fills the rows of words that have fewer pieces than others."""
+_CHARACTERS_AT_ONCE = 200_000
+"""Limit on the number of words times their length; bounds memory. The segmentations depend on it,
+so it may not change."""
 
 
 class BPEDropout:
@@ -88,3 +93,65 @@ class BPEDropout:
         # This is how SentencePiece implements the paper's algorithm, which draws at each step.
         merges[rng.random(merges.shape) < self._dropout] = NO_PIECE
         return merges
+
+
+class LineSampler:
+    """Draws segmentations of the lines of one language, word by word.
+
+    A word with a byte piece, an unknown piece or a user-defined symbol keeps its segmentation. In
+    all other words, the texts of the pieces concatenate to the word, before and after sampling, so
+    that they decode to the same text.
+
+    Args:
+        model: The vocabulary of the language.
+        rate: `vocab.sampling`.
+
+    Raises:
+        ConfigError: If the vocabulary is not one of BPE.
+    """
+
+    def __init__(self, model: SentencePieceModel, rate: float) -> None:
+        if model.kind != "bpe":
+            raise ConfigError(
+                f"vocab.sampling = {rate:g}: this vocabulary is not of kind bpe, which BPE-dropout"
+                " needs; use another one, or 0"
+            )
+        pieces = model.table()
+        self._segment, ids = BPEDropout(pieces, rate).segment, pieces.ids
+        # The characters of each piece, as ids; none if one is not a piece.
+        self._characters = flatten(
+            [[ids[c] for c in text] if all(c in ids for c in text) else [] for text in pieces.texts]
+        )
+        self._begins_word = np.array([text.startswith(WORD_MARK) for text in pieces.texts])
+
+    def sample(self, lines: EncodedLines, rng: np.random.Generator) -> EncodedLines:
+        """Draws one segmentation of each line."""
+        begins_word = self._begins_word[lines.ids]
+        begins_word[lines.offsets[:-1][lines.counts > 0]] = True
+        starts = np.flatnonzero(begins_word)
+        if not len(starts):
+            return lines
+        words = EncodedLines(lines.ids, np.append(starts, len(lines.ids)))
+        characters = self._characters.take(lines.ids.astype(np.int64))
+        lengths = np.add.reduceat(characters.counts, starts)
+        firsts = characters.offsets[starts]
+        lengths[np.minimum.reduceat(characters.counts, starts) == 0] = 0  # keeps its segmentation
+        drawn, order = [words], np.arange(len(words))
+        for rows in _group_by_length(lengths):
+            columns = firsts[rows, None] + np.arange(lengths[rows[0]])
+            segmentations = self._segment(characters.ids[columns].astype(np.int32), rng)
+            is_piece = segmentations != NO_PIECE
+            ids = segmentations[is_piece].astype(lines.ids.dtype)
+            order[rows] = np.arange(len(rows)) + sum(map(len, drawn))
+            drawn.append(EncodedLines.cut(ids, is_piece.sum(axis=1)))
+        sampled = EncodedLines.concatenate(drawn).take(order)
+        return EncodedLines(sampled.ids, sampled.offsets[np.searchsorted(starts, lines.offsets)])
+
+
+def _group_by_length(lengths: Integers) -> list[Integers]:
+    """Groups the words of two or more characters by length; groups have a limited size."""
+    groups = []
+    for length in np.unique(lengths[lengths > 1]):
+        rows, limit = np.flatnonzero(lengths == length), max(1, _CHARACTERS_AT_ONCE // int(length))
+        groups += np.split(rows, range(limit, len(rows), limit))
+    return groups

@@ -14,73 +14,16 @@ import numpy.typing as npt
 import torch
 
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import ConfigError
 from transformer_mt.system.launcher import cpus_of_process
-from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
-from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout, Integers
+from transformer_mt.text.batching import EncodedLines, EncodedPairs
+from transformer_mt.text.bpe_dropout import LineSampler
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
 
 _PAIRS_PER_BLOCK = 20_000
-_CHARACTERS_AT_ONCE = 200_000
-"""Limit on the number of words times their length; bounds memory. The segmentations depend on this
-and on the size of a block, so neither may change."""
+"""The segmentations depend on this, so it may not change."""
 _NICENESS = 19
 _MAX_THREADS = 4
 """More threads would wait for Python's lock, and make the training thread wait too."""
-
-
-class LineSampler:
-    """Draws segmentations of the lines of one language, word by word.
-
-    A word with a byte piece, an unknown piece or a user-defined symbol keeps its segmentation. In
-    all other words, the texts of the pieces concatenate to the word, before and after sampling, so
-    that they decode to the same text.
-
-    Args:
-        model: The vocabulary of the language.
-        rate: `vocab.sampling`.
-
-    Raises:
-        ConfigError: If the vocabulary is not one of BPE.
-    """
-
-    def __init__(self, model: SentencePieceModel, rate: float) -> None:
-        if model.kind != "bpe":
-            raise ConfigError(
-                f"vocab.sampling = {rate:g}: this vocabulary is not of kind bpe, which BPE-dropout"
-                " needs; use another one, or 0"
-            )
-        pieces = model.table()
-        self._segment, ids = BPEDropout(pieces, rate).segment, pieces.ids
-        # The characters of each piece, as ids; none if one is not a piece.
-        self._characters = flatten(
-            [[ids[c] for c in text] if all(c in ids for c in text) else [] for text in pieces.texts]
-        )
-        self._begins_word = np.array([text.startswith(WORD_MARK) for text in pieces.texts])
-
-    def sample(self, lines: EncodedLines, rng: np.random.Generator) -> EncodedLines:
-        """Draws one segmentation of each line."""
-        begins_word = self._begins_word[lines.ids]
-        begins_word[lines.offsets[:-1][lines.counts > 0]] = True
-        starts = np.flatnonzero(begins_word)
-        if not len(starts):
-            return lines
-        words = EncodedLines(lines.ids, np.append(starts, len(lines.ids)))
-        characters = self._characters.take(lines.ids.astype(np.int64))
-        lengths = np.add.reduceat(characters.counts, starts)
-        firsts = characters.offsets[starts]
-        lengths[np.minimum.reduceat(characters.counts, starts) == 0] = 0  # keeps its segmentation
-        drawn, order = [words], np.arange(len(words))
-        for rows in _group_by_length(lengths):
-            columns = firsts[rows, None] + np.arange(lengths[rows[0]])
-            segmentations = self._segment(characters.ids[columns].astype(np.int32), rng)
-            is_piece = segmentations != NO_PIECE
-            ids = segmentations[is_piece].astype(lines.ids.dtype)
-            order[rows] = np.arange(len(rows)) + sum(map(len, drawn))
-            drawn.append(EncodedLines.cut(ids, is_piece.sum(axis=1)))
-        sampled = EncodedLines.concatenate(drawn).take(order)
-        return EncodedLines(sampled.ids, sampled.offsets[np.searchsorted(starts, lines.offsets)])
 
 
 class EpochPairs:
@@ -202,15 +145,6 @@ def _join_half(
     ends = firsts[is_joined] + 1  # between the two
     src, tgt = (EncodedLines(side.ids, np.delete(side.offsets, ends)) for side in sides)
     return EncodedPairs(src, tgt)
-
-
-def _group_by_length(lengths: Integers) -> list[Integers]:
-    """Groups the words of two or more characters by length; groups have a limited size."""
-    groups = []
-    for length in np.unique(lengths[lengths > 1]):
-        rows, limit = np.flatnonzero(lengths == length), max(1, _CHARACTERS_AT_ONCE // int(length))
-        groups += np.split(rows, range(limit, len(rows), limit))
-    return groups
 
 
 def _lower_priority() -> None:
