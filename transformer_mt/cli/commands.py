@@ -5,18 +5,7 @@ Commands import what they need themselves: torch takes seconds to import, and --
 
 from pathlib import Path
 
-from transformer_mt.cli.options import (
-    CHECKPOINT,
-    CONFIG,
-    QUIET,
-    RAW,
-    RUN,
-    SET,
-    argument,
-    flag,
-    option,
-    values_of,
-)
+from transformer_mt.cli.options import CONFIG, MODEL, QUIET, RAW, RUN, SET, argument, flag, option
 from transformer_mt.system.launcher import is_main_process
 from transformer_mt.translation.options import DEFAULT_EXPORT_FORMAT, ExportFormat, Quantization
 
@@ -131,13 +120,13 @@ def average(
 
 
 def export(
-    path: Path = CHECKPOINT,
+    path: Path = MODEL,
     output: Path = option("DIR", "Directory to create.", "-o", "--output", default=...),
     format: ExportFormat = option(
-        values_of(ExportFormat), "Library that will load it.", default=DEFAULT_EXPORT_FORMAT
+        ExportFormat, "Library that will load it.", default=DEFAULT_EXPORT_FORMAT
     ),
     quantization: Quantization | None = option(
-        values_of(Quantization), "Type in which CTranslate2 stores the weights. Default: float32."
+        Quantization, "Type in which CTranslate2 stores the weights. Default: float32."
     ),
     license: str | None = option(
         "ID", "Licence for the model card, such as cc-by-4.0. Default: none."

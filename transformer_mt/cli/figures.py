@@ -7,17 +7,7 @@ from typing import Literal
 import typer
 
 from transformer_mt.checkpoints.metrics import PANELS, read_runs
-from transformer_mt.cli.options import (
-    CHECKPOINT,
-    QUIET,
-    RAW,
-    RUN,
-    RUNS,
-    argument,
-    flag,
-    option,
-    values_of,
-)
+from transformer_mt.cli.options import MODEL, QUIET, RAW, RUN, RUNS, argument, flag, option
 from transformer_mt.errors import ConfigError, OutputError
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.extras import require_package
@@ -40,7 +30,7 @@ TableFormat = Literal["text", "markdown", "latex", "csv", "json"]
 def training(
     runs: list[Path] = RUNS,
     output: Path = FIGURE,
-    x: Axis = option(values_of(Axis), "Unit of the horizontal axis.", default="step"),
+    x: Axis = option(Axis, "Unit of the horizontal axis.", default="step"),
     panel: list[PanelName] | None = option(
         f"[{'|'.join(PanelName)}]", "What to draw; may be repeated. Default: all."
     ),
@@ -71,11 +61,11 @@ def training(
 
 @plot.command()
 def attention(
-    path: Path = CHECKPOINT,
+    path: Path = MODEL,
     sentence: str = argument("SENTENCE", "A source sentence, in quotes."),
     output: Path = FIGURE,
     kind: Kind = option(
-        values_of(Kind),
+        Kind,
         "Attention of the decoder to the source, or self-attention of either.",
         default="cross",
     ),
@@ -154,7 +144,7 @@ def report(
 
 def compare(
     runs: list[Path] = RUNS,
-    format_: TableFormat = option(values_of(TableFormat), "Format.", "--format", default="text"),
+    format_: TableFormat = option(TableFormat, "Format.", "--format", default="text"),
     columns: list[str] = option("NAME", "Column to show ('*BLEU'); may be repeated.", default=[]),
     metric: list[str] = option("NAME", "Metric to show ('chrF*'); may be repeated.", default=[]),
     test_set: list[str] = option("NAME", "Test set to show ('wmt*'); may be repeated.", default=[]),

@@ -25,7 +25,7 @@ def argument(metavar: str, help: str, default: object = ...) -> Any:
 
 
 def option(
-    metavar: str,
+    metavar: object,
     help: str | None = None,
     *names: str,
     default: object = None,
@@ -34,19 +34,17 @@ def option(
 ) -> Any:
     """Declares an option with a value; without names, it has that of its parameter.
 
-    In a group, the text below it is its help if there is no other.
+    A Literal as metavar is shown as its values. In a group, the text below it is its help if there
+    is no other.
     """
-    return typer.Option(default, *names, metavar=metavar, help=help, min=min, rich_help_panel=group)
+    values = "|".join(get_args(metavar))
+    shown = f"[{values}]" if values else str(metavar)
+    return typer.Option(default, *names, metavar=shown, help=help, min=min, rich_help_panel=group)
 
 
 def flag(help: str | None = None, *names: str, group: str | None = None, **others: Any) -> Any:
     """Declares an option without a value."""
     return typer.Option(False, *names, help=help, rich_help_panel=group, **others)
-
-
-def values_of(literal: object) -> str:
-    """Lists the values of a Literal as a metavar."""
-    return f"[{'|'.join(get_args(literal))}]"
 
 
 file_option, file_flag = (partial(f, group="Input and output") for f in (option, flag))
@@ -55,7 +53,7 @@ search_option, search_flag = (partial(f, group="Model and search") for f in (opt
 CONFIG = argument("CONFIG_OR_RUN", "A TOML file, such as configs/wmt16-base.toml, or a run.")
 RUN = argument("RUN", "A run directory.")
 RUNS = argument("RUN...", "Run directories.")
-CHECKPOINT = argument("RUN_OR_CHECKPOINT", "A run (its best checkpoint) or one checkpoint.")
+MODEL = argument("RUN_OR_CHECKPOINT", "A run (its best checkpoint) or one checkpoint.")
 SET = option("KEY=VALUE", "Override a key of `transformer-mt config`; may be repeated.", "--set")
 RAW = search_flag("Use the trained weights, not their moving average.", "--raw")
 QUIET = flag("Only warnings and errors on stderr.", "-q", "--quiet", callback=show_messages)
@@ -88,7 +86,7 @@ class SearchGroup(OptionGroup):
 class ModelGroup(OptionGroup):
     """How `translate` and `evaluate` load models."""
 
-    precision: Precision | None = search_option(values_of(Precision))
+    precision: Precision | None = search_option(Precision)
     """Precision of weights and arithmetic. Default: fp32; an exported model has its own."""
     batch_tokens: int | None = search_option(
         "N",
@@ -100,7 +98,7 @@ class ModelGroup(OptionGroup):
     )
     max_length: int | None = search_option("N", min=1)
     """Pieces after which text is split. Default: from the training text."""
-    device: Device = search_option(values_of(Device), default=LoadOptions.device)
+    device: Device = search_option(Device, default=LoadOptions.device)
     """Where to translate."""
     raw: bool = RAW
 

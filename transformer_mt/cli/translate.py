@@ -15,7 +15,6 @@ from transformer_mt.cli.options import (
     file_option,
     search_flag,
     search_option,
-    values_of,
     with_groups,
 )
 from transformer_mt.errors import ConfigError
@@ -39,7 +38,7 @@ MODELS = argument(
     " runs with --ensemble. Then files to translate, as with --input.",
 )
 SPLIT = search_option(
-    values_of(Split),
+    Split,
     "Which lines to translate in parts. auto: depends on the training text; long: longer than"
     " nearly all of its lines; never: longer than data.max_length or --max-length.",
     default=LoadOptions.split,
@@ -64,7 +63,7 @@ class FileGroup(OptionGroup):
     """Translate all anew, and replace what others wrote in --output-dir."""
     summary: Path | None = file_option("FILE")
     """Write a summary of the job, as JSON."""
-    input_format: InputFormat = file_option(values_of(InputFormat), default=InputOptions.format)
+    input_format: InputFormat = file_option(InputFormat, default=InputOptions.format)
     """auto: by the ending of --input, such as a.csv or a.srt.gz; text for others and stdin."""
     column: str | None = file_option("NAME_OR_NUMBER", None, "--column", "--key")
     """Column of a table: a name in its first row, a number if it has no names, or a JSON key."""
@@ -78,7 +77,7 @@ class FileGroup(OptionGroup):
     scores: bool = file_flag(None, "--scores")
     """Write score and tab before each translation."""
     format_: OutputFormat = file_option(
-        values_of(OutputFormat), None, "--format", default=OutputOptions.format
+        OutputFormat, None, "--format", default=OutputOptions.format
     )
     """jsonl: one object with file, line, rank, score, text, parts and status each."""
 
