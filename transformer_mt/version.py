@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 from functools import cache
@@ -58,3 +59,9 @@ def source_state(package: Path = _PACKAGE) -> tuple[str, str]:
     changes += "".join(git(*diff, "--no-index", os.devnull, name) for name in new)
     commit = git("rev-parse", "--short", "HEAD").strip() or "unknown"
     return f"{commit} with uncommitted changes" if changes else commit, changes
+
+
+def describe_software() -> str:
+    """Names the program's commit, if it is known, and Python."""
+    commit, _ = source_state()
+    return f"transformer-mt {__version__}, commit {commit}, python {platform.python_version()}"

@@ -27,10 +27,10 @@ from transformer_mt.text.corpus import load_split
 from transformer_mt.training import environment as environment_module
 from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
-from transformer_mt.training.environment import describe_software
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.run import build_trainer, require_writable, train
 from transformer_mt.training.trainer import Trainer
+from transformer_mt.version import describe_software
 
 pytestmark = pytest.mark.usefixtures("untranslated")
 

@@ -22,14 +22,10 @@ from transformer_mt.config.loading import format_config
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import escape_controls, logger
 from transformer_mt.system.files import replace_file
-from transformer_mt.training.environment import (
-    describe_software,
-    numeric_environment,
-    reasons_against_bit_equality,
-)
+from transformer_mt.training.environment import numeric_changes, numeric_environment
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
-from transformer_mt.version import source_state
+from transformer_mt.version import describe_software, source_state
 
 _HEAD = "# `transformer-mt train RUN --run NEW` trains this again. It was trained with\n"
 _COMMAND = "#     "
@@ -141,7 +137,7 @@ def compare_with(first_dir: Path | None, trainer: Trainer) -> None:
         return
     if first := description_if_sound(first_dir):
         config, environment, own = trainer.config, _environment(trainer), asdict(trainer.progress)
-        changes = reasons_against_bit_equality(first.config, first.environment, config, environment)
+        changes = numeric_changes(first.config, first.environment, config, environment)
         texts = [f"the {text}" for key, text in ORIGINS.items() if first.digests[key] != own[key]]
         if differences := [*texts, *changes.values()]:
             logger.warning("differs from %s: %s", first_dir, ", ".join(differences))

@@ -1,7 +1,6 @@
 """The hardware and software of a run, on which bit-equality depends."""
 
 import os
-import platform
 import re
 
 import numpy
@@ -15,7 +14,7 @@ from transformer_mt.config.section import OnChange
 from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.fit import StepFitter
-from transformer_mt.version import SOURCE_PACKAGES, __version__, source_digest, source_state
+from transformer_mt.version import SOURCE_PACKAGES, __version__, source_digest
 
 CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes", "torch.compile"))
 """What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
@@ -67,7 +66,7 @@ def numeric_software() -> dict[str, str]:
     }
 
 
-def reasons_against_bit_equality(
+def numeric_changes(
     before: Config, recorded: dict[str, str], config: Config, environment: dict[str, str]
 ) -> dict[str, str]:
     """Says, by name, what makes training with these not bit-equal to training as before."""
@@ -78,9 +77,3 @@ def reasons_against_bit_equality(
     reasons = {name: f"{name} (was {old[name]}, is {new[name]})" for name in names}
     reasons |= {name: f"the {name} has changed" for name in names if name in _SOURCES}
     return reasons
-
-
-def describe_software() -> str:
-    """Names the program's commit, if it is known, and Python; the rest is `numeric_software`."""
-    commit, _ = source_state()
-    return f"transformer-mt {__version__}, commit {commit}, python {platform.python_version()}"

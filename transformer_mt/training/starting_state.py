@@ -13,11 +13,7 @@ from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.console import logger
 from transformer_mt.text.prepared import load_configured_vocabulary
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.environment import (
-    CUT_BY,
-    numeric_environment,
-    reasons_against_bit_equality,
-)
+from transformer_mt.training.environment import CUT_BY, numeric_changes, numeric_environment
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.saving import TENSOR_FILES
 
@@ -48,7 +44,7 @@ def resume(
     restore_engine(fitter.engine, checkpoint)
     environment = numeric_environment(fitter)
     recorded = checkpoint.state.environment
-    changes = reasons_against_bit_equality(checkpoint.config, recorded, config, environment)
+    changes = numeric_changes(checkpoint.config, recorded, config, environment)
     progress = replace(checkpoint.progress, precision=new.precision)
     if changes:
         logger.warning(
