@@ -21,7 +21,7 @@ from transformer_mt.checkpoints.layout import EMA, METRICS
 from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import OptimConfig
-from transformer_mt.errors import ConfigError
+from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.evaluate import EvaluationReport, evaluate_systems
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.model.transformer import FeedForward
@@ -81,8 +81,8 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     checkpoint = find_checkpoint(tmp_path / "run")
     refuses(ConfigError, "model.norm = sublayer", export, checkpoint, tmp_path / "out", "int8")
     other = find_checkpoint(copy_run)
-    refuses(ConfigError, "run: already exists", export, other, tmp_path / "run", "int8")
-    refuses(ConfigError, "a\udcff: not UTF-8; choose", export, other, tmp_path / "a\udcff")
+    refuses(CheckpointError, "run: already exists", export, other, tmp_path / "run", "int8")
+    refuses(CheckpointError, "a\udcff: not UTF-8; name", export, other, tmp_path / "a\udcff")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = r"pip install -c constraints.txt -e '.\[ctranslate2\]'"
     refuses(ConfigError, message, export, checkpoint, tmp_path / "out", "int8")

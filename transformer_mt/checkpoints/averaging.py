@@ -1,6 +1,5 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformer_mt.checkpoints.run_directory import (
 )
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import logger
-from transformer_mt.system.files import is_utf8, new_directory
+from transformer_mt.system.files import new_directory, require_new_directory
 
 
 def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIES) -> Path:
@@ -41,10 +40,7 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
             " choose another run or a smaller --last, or raise train.keep_last and train on"
         )
     output = output or run_dir / f"averaged-{last}"
-    if os.path.lexists(output):
-        raise CheckpointError(f"{output}: already exists; name another directory with -o")
-    if not is_utf8(output):
-        raise CheckpointError(f"{output}: not UTF-8; name another directory with -o")
+    require_new_directory(output)
     try:
         description = description_if_sound(run_dir)
         checkpoints = [load_step(path, description) for path in paths[:last]]

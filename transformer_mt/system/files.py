@@ -121,6 +121,18 @@ def atomic_directory(path: Path, replaces: bool = True) -> Iterator[Path]:
         _restore(replaced, path)
 
 
+def require_new_directory(path: Path) -> None:
+    """Refuses a directory for safetensors that could not be made, before any work is done.
+
+    Raises:
+        CheckpointError: If it exists, or its name is not UTF-8.
+    """
+    if os.path.lexists(path):
+        raise CheckpointError(f"{path}: already exists; name another directory with -o")
+    if not is_utf8(path):
+        raise CheckpointError(f"{path}: not UTF-8; name another directory with -o")
+
+
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Yields what `atomic_directory` does, for a directory that only one process may create.

@@ -1,6 +1,5 @@
 """Export of a checkpoint to a directory that another library loads, with a model card."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import sinusoid
-from transformer_mt.system.files import is_utf8, new_directory
+from transformer_mt.system.files import new_directory, require_new_directory
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.translation.export_ctranslate2 import write_ctranslate2
 from transformer_mt.translation.export_transformers import write_transformers
@@ -35,15 +34,13 @@ def export(
         license: The hub's id of the licence that the card names; None names none.
 
     Raises:
+        CheckpointError: If the directory exists.
         ConfigError: If the format does not support the model or the quantization, CTranslate2 is
-            needed and not installed, the directory exists, or the exported model has other scores.
+            needed and not installed, or the exported model has other scores.
     """
     if quantization and format != "ctranslate2":
         raise ConfigError(f"--quantization is for CTranslate2: leave it out with --format {format}")
-    if os.path.lexists(output):
-        raise ConfigError(f"{output}: already exists; choose another directory")
-    if not is_utf8(output):
-        raise ConfigError(f"{output}: not UTF-8; choose another directory")
+    require_new_directory(output)
     warn_of_changed_model([checkpoint])
     model, stored = checkpoint.build_model(raw), quantization or "float32"
     splitter = LineSplitter(checkpoint.vocab.src, checkpoint.config.data, checkpoint.sources)
