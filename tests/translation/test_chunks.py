@@ -19,9 +19,10 @@ from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import open_input
 from transformer_mt.translation import file_translation
 from transformer_mt.translation.file_translation import translate_file
+from transformer_mt.translation.formats import format_lines
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import OutputOptions
-from transformer_mt.translation.translator import Translation, format_lines
+from transformer_mt.translation.translator import Translation
 
 CHUNK, FIRST = 10, 4
 MADE_FROM = {"checkpoint": "a digest"}

@@ -18,7 +18,8 @@ from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.runtime import Hypothesis
-from transformer_mt.translation.translator import Translation, Translator, _join, count_kinds
+from transformer_mt.translation.summary import count_kinds
+from transformer_mt.translation.translator import Translation, Translator, _join
 
 
 @pytest.fixture(autouse=True)

@@ -33,12 +33,12 @@ from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet, check_text
 from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.sharing import LoadModels, share_work
+from transformer_mt.translation.summary import count_kinds, log_kinds
 from transformer_mt.translation.translation_model import (
     SavedModels,
     find_models,
     require_one_direction,
 )
-from transformer_mt.translation.translator import count_kinds, log_kinds
 
 
 @dataclass(frozen=True)

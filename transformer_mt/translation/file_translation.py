@@ -15,13 +15,8 @@ from transformer_mt.system.streams import LineReader, count_lines, open_input
 from transformer_mt.translation.formats import InputFormat, Segment, choose_format
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import TranslateOptions
-from transformer_mt.translation.translator import (
-    Translation,
-    Translator,
-    count_kinds,
-    lines_text,
-    log_kinds,
-)
+from transformer_mt.translation.summary import count_kinds, lines_text, log_kinds
+from transformer_mt.translation.translator import Translation, Translator
 
 
 def translate_file(

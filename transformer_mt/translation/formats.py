@@ -1,6 +1,8 @@
 """What of an input is translated, and how its translations are written: text, tables, subtitles."""
 
 import html
+import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +19,7 @@ from transformer_mt.text.normalization import INVISIBLE
 from transformer_mt.text.splitting import has_words
 from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
 from transformer_mt.translation.options import STRUCTURED_FORMATS, OutputOptions, TranslateOptions
-from transformer_mt.translation.translator import Translation, format_lines
+from transformer_mt.translation.translator import Translation
 
 MAX_INCOMPLETE = 2**20
 """So many characters do not wait for the end of a row or cue: its quote is open by mistake."""
@@ -117,6 +119,32 @@ def _write(pieces: Sequence[Piece], translations: Sequence[Sequence[Translation]
         piece if isinstance(piece, str) else piece.write(list(islice(left, len(piece.texts))))
         for piece in pieces
     )
+
+
+def format_lines(
+    translations: Sequence[Sequence[Translation]],
+    first_line: int,
+    options: OutputOptions,
+    file: str | None = None,
+) -> str:
+    """Formats the translations of consecutive lines, each ended by a line feed.
+
+    Those of each line are the best first; lines are numbered from 1. JSON names the file.
+    """
+    rows = []
+    for line, ranked in enumerate(translations, start=first_line):
+        for rank, translation in enumerate(ranked, start=1):
+            if options.format == "jsonl":
+                score = None if math.isnan(translation.score) else translation.score
+                row = {"file": file, "line": line, "rank": rank, "score": score}
+                row |= {"text": translation.text, "parts": translation.parts}
+                row["status"] = translation.status
+                rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
+            elif options.with_scores:
+                rows.append(f"{translation.score:.4f}\t{translation.text}")
+            else:
+                rows.append(translation.text)
+    return "".join(f"{row}\n" for row in rows)
 
 
 class _PlainText:

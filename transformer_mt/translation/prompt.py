@@ -6,8 +6,9 @@ from contextlib import suppress
 
 from transformer_mt.errors import Interrupted
 from transformer_mt.system.console import escape_controls
+from transformer_mt.translation.formats import format_lines
 from transformer_mt.translation.options import OutputOptions
-from transformer_mt.translation.translator import Translator, format_lines
+from transformer_mt.translation.translator import Translator
 
 
 def translate_interactively(translator: Translator, src_lang: str, options: OutputOptions) -> None:

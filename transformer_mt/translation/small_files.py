@@ -20,8 +20,8 @@ from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, ope
 from transformer_mt.translation.formats import InputFormat, Segment, choose_format, join_segments
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import TranslateOptions
-from transformer_mt.translation.summary import Summary
-from transformer_mt.translation.translator import Translation, Translator, count_kinds
+from transformer_mt.translation.summary import Summary, count_kinds
+from transformer_mt.translation.translator import Translation, Translator
 
 _SYNC_THREADS = 8
 """Files that wait for the disk at once."""

@@ -1,11 +1,12 @@
-"""What became of the files of a job: for people at its end, for programs as JSON."""
+"""What became of lines, and of the files of a job: for people at its end, for programs as JSON."""
 
 import json
+import logging
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -30,9 +31,39 @@ from transformer_mt.system.outputs import (
 )
 from transformer_mt.system.streams import open_input, read_blocks
 from transformer_mt.translation.options import FileOptions
-from transformer_mt.translation.translator import lines_text, log_kinds
+from transformer_mt.translation.translator import Translation
 
+_KINDS = {
+    "split": (logging.INFO, "translated in parts"),
+    "copied": (logging.INFO, "without words copied"),
+    "cut": (logging.WARNING, "cut at the length limit; such text usually repeats itself"),
+    "empty": (logging.WARNING, "with words translated into nothing"),
+    "replaced": (logging.WARNING, "not in UTF-8; invalid bytes were replaced by U+FFFD"),
+}
+"""Kinds of lines that are counted, each with the level and text of its message."""
 _COUNTS = "lines", "split", "copied", "cut", "empty", "replaced", "kept"
+
+
+def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
+    """Counts the lines that were split, copied, or gone wrong, given their best translations."""
+    counts = dict.fromkeys(("split", "copied", "cut", "empty"), 0)
+    for translation in translations:
+        counts["split"] += translation.parts > 1
+        if translation.status != "ok":
+            counts[translation.status] += 1
+    return counts
+
+
+def log_kinds(counts: Mapping[str, int], prefix: str = "") -> None:
+    """Logs a message for each kind of lines that occurred."""
+    for kind, (level, text) in _KINDS.items():
+        if count := counts.get(kind, 0):
+            logger.log(level, "%s%s %s", prefix, lines_text(count), text)
+
+
+def lines_text(lines: int) -> str:
+    """Formats a number of lines, as in "2 lines"."""
+    return f"{lines:,} {'line' if lines == 1 else 'lines'}"
 
 
 @dataclass

@@ -3,21 +3,17 @@
 It knows only the interface of the runtime that decodes, and imports no PyTorch.
 """
 
-import json
-import logging
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, pairwise, tee
 from typing import Literal, NamedTuple
 
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.console import logger
 from transformer_mt.text.splitting import LineSplitter, Part
 from transformer_mt.text.vocabulary import Vocabulary
-from transformer_mt.translation.options import DEFAULT_SEARCH, OutputOptions, SearchOptions
+from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Runtime, Source
 
 MIN_BATCH_LENGTH = 8
@@ -25,14 +21,6 @@ MIN_BATCH_LENGTH = 8
 
 _NO_SPACE_AFTER = re.compile("(?<=[。｡！？；：，、．」』）])\n|(?<=[。！？][”’])\n")
 """Between parts of Chinese and Japanese, which are not separated by spaces."""
-_KINDS = {
-    "split": (logging.INFO, "translated in parts"),
-    "copied": (logging.INFO, "without words copied"),
-    "cut": (logging.WARNING, "cut at the length limit; such text usually repeats itself"),
-    "empty": (logging.WARNING, "with words translated into nothing"),
-    "replaced": (logging.WARNING, "not in UTF-8; invalid bytes were replaced by U+FFFD"),
-}
-"""Kinds of lines that are counted, each with the level and text of its message."""
 
 
 class Translation(NamedTuple):
@@ -72,54 +60,6 @@ class _Plan(NamedTuple):
 
     lines: list[list[Source]]
     batches: list[list[Source]]
-
-
-def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
-    """Counts the lines that were split, copied, or gone wrong, given their best translations."""
-    counts = dict.fromkeys(("split", "copied", "cut", "empty"), 0)
-    for translation in translations:
-        counts["split"] += translation.parts > 1
-        if translation.status != "ok":
-            counts[translation.status] += 1
-    return counts
-
-
-def log_kinds(counts: Mapping[str, int], prefix: str = "") -> None:
-    """Logs a message for each kind of lines that occurred."""
-    for kind, (level, text) in _KINDS.items():
-        if count := counts.get(kind, 0):
-            logger.log(level, "%s%s %s", prefix, lines_text(count), text)
-
-
-def lines_text(lines: int) -> str:
-    """Formats a number of lines, as in "2 lines"."""
-    return f"{lines:,} {'line' if lines == 1 else 'lines'}"
-
-
-def format_lines(
-    translations: Sequence[Sequence[Translation]],
-    first_line: int,
-    options: OutputOptions,
-    file: str | None = None,
-) -> str:
-    """Formats the translations of consecutive lines, each ended by a line feed.
-
-    Those of each line are the best first; lines are numbered from 1. JSON names the file.
-    """
-    rows = []
-    for line, ranked in enumerate(translations, start=first_line):
-        for rank, translation in enumerate(ranked, start=1):
-            if options.format == "jsonl":
-                score = None if math.isnan(translation.score) else translation.score
-                row = {"file": file, "line": line, "rank": rank, "score": score}
-                row |= {"text": translation.text, "parts": translation.parts}
-                row["status"] = translation.status
-                rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
-            elif options.with_scores:
-                rows.append(f"{translation.score:.4f}\t{translation.text}")
-            else:
-                rows.append(translation.text)
-    return "".join(f"{row}\n" for row in rows)
 
 
 class Translator:
