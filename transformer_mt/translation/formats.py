@@ -309,6 +309,11 @@ def format_suffix(path: Path) -> str:
     return suffix if suffix[1:].lower() in (*STRUCTURED_FORMATS, *_OTHER_ENDINGS) else ""
 
 
+def name_without_format(path: Path) -> str:
+    """Returns the name of a file without the endings of its format and compression."""
+    return path.name.removesuffix(format_suffix(path) + compression_suffix(path))
+
+
 def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
     """Chooses the format of an input; None is stdin. Text and subtitles have no columns.
 

@@ -17,14 +17,8 @@ from transformer_mt.system.outputs import (
     naming_output,
     resolve_inputs,
 )
-from transformer_mt.system.streams import (
-    compression_suffix,
-    open_input,
-    reading,
-    require_input,
-    watch,
-)
-from transformer_mt.translation.formats import format_suffix
+from transformer_mt.system.streams import open_input, reading, require_input, watch
+from transformer_mt.translation.formats import name_without_format
 from transformer_mt.translation.options import FileOptions
 from transformer_mt.translation.summary import Summary
 
@@ -168,7 +162,7 @@ def _walk(
                 continue
             elif not os.path.isfile(path):  # a named pipe
                 summary.not_text += 1
-            elif _without_format(path).endswith(f".{tgt_lang}"):
+            elif name_without_format(path).endswith(f".{tgt_lang}"):
                 summary.in_target_language += 1
             else:
                 yield _NamedInput(path, path.relative_to(root), skips_binary=True)
@@ -188,10 +182,5 @@ def _read_list(path: Path) -> list[Path]:
 
 def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
     """Names the translation of a file: a.de -> a.en, b.de.srt.gz -> b.en.srt.gz, c -> c.en."""
-    base = _without_format(path)
+    base = name_without_format(path)
     return f"{base.removesuffix(f'.{src_lang}')}.{tgt_lang}{path.name[len(base) :]}"
-
-
-def _without_format(path: Path) -> str:
-    """Returns the name of a file without the endings of its format and compression."""
-    return path.name.removesuffix(format_suffix(path) + compression_suffix(path))
