@@ -19,15 +19,12 @@ _STYLE = rc_params_from_file(_STYLE_FILE, fail_on_error=True, use_default_templa
 FOREGROUND, GRID = _STYLE["text.color"], _STYLE["grid.color"]
 ACCENT = "#2f74b5"
 """Legible on white and on black."""
-THOUSANDS = "{x:,.10g}"
-"""Format of the numbers at an axis."""
 UNDRAWABLE = "\N{WHITE SQUARE}"
 """What is drawn for a control character."""
 
 _DPI = 150
 _MAX_PIXELS = 16_000
 """Longest side of a PNG; larger figures get fewer dots per inch."""
-_MAX_NAME = 48
 
 
 class InlineFigure(Figure):
@@ -69,9 +66,3 @@ def drawable(text: str) -> str:
         UNDRAWABLE if unicodedata.category(character).startswith("C") else character
         for character in " ".join(text.split())
     )
-
-
-def drawable_name(name: str) -> str:
-    """Makes the name of a run or file drawable; only the end of a long name is kept."""
-    name = drawable(name)
-    return name if len(name) <= _MAX_NAME else f"…{name[1 - _MAX_NAME :]}"

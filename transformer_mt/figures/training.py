@@ -14,18 +14,14 @@ from matplotlib.lines import Line2D
 from transformer_mt.checkpoints.metrics import LOSS_UNIT, PANELS, Panel, RunMetrics, read_runs
 from transformer_mt.errors import ConfigError
 from transformer_mt.evaluation.run_comparison import describe_settings, read_rows
-from transformer_mt.figures.canvas import (
-    ACCENT,
-    FOREGROUND,
-    THOUSANDS,
-    drawable,
-    drawable_name,
-    figure_style,
-)
+from transformer_mt.figures.canvas import ACCENT, FOREGROUND, drawable, figure_style
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 """Nine, so that with seven colours the first 63 runs look different."""
+_THOUSANDS = "{x:,.10g}"
+"""Format of the numbers at an axis."""
+_MAX_NAME = 48
 _MARKS = 12
 """Markers per curve, which tell several runs apart if colours cannot."""
 _DASHES: Any = "-", (0, (4, 2))
@@ -90,7 +86,7 @@ def training_figure(
     standard deviation. If `title` is None, a figure of one run has its name. Without labels, runs
     have their names.
     """
-    names = [drawable_name(name) for name in labels or (run.name for run in runs)]
+    names = [_drawable_name(name) for name in labels or (run.name for run in runs)]
     columns = 3 if max(map(len, names)) < 30 else 2
     width, height, rows = 13.0, 6.4, 2
     if panels:
@@ -136,8 +132,8 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     # The same for all panels, so that each step is at the same position.
     axes.set_xlim(0, 1.02 * max(run.end(x) for run in runs) or 1.0)
     axes.locator_params(axis="x", nbins=6, integer=x == "step")
-    axes.xaxis.set_major_formatter(THOUSANDS)
-    axes.yaxis.set_major_formatter(THOUSANDS)
+    axes.xaxis.set_major_formatter(_THOUSANDS)
+    axes.yaxis.set_major_formatter(_THOUSANDS)
     if panel.unit != LOSS_UNIT:
         top = 1.1 * axes.dataLim.y1 or 1.0
         axes.set_ylim(-0.02 * top, top)  # a BLEU of 0 must be seen
@@ -159,3 +155,9 @@ def _look(number: int, curve: int) -> dict[str, Any]:
         "marker": _MARKERS[number % len(_MARKERS)],
         "linestyle": _DASHES[curve],
     }
+
+
+def _drawable_name(name: str) -> str:
+    """Makes the name of a run or file drawable; only the end of a long name is kept."""
+    name = drawable(name)
+    return name if len(name) <= _MAX_NAME else f"…{name[1 - _MAX_NAME :]}"
