@@ -21,10 +21,7 @@ from transformer_mt.errors import TrainingError
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training import engine as engine_module
-from transformer_mt.training import saving
-from transformer_mt.training import trainer as trainer_module
-from transformer_mt.training import validation as validation_module
+from transformer_mt.training import engine, saving, trainer, validation
 from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.optimizer import noam_rate
@@ -53,7 +50,7 @@ def scores(monkeypatch):
     def translate(self, *_) -> tuple[list[str], float]:
         return [f"hypothesis of {line}" for line in self._pairs.src], values.pop(0)
 
-    monkeypatch.setattr(validation_module.Validator, "_translate", translate)
+    monkeypatch.setattr(validation.Validator, "_translate", translate)
     return values
 
 
@@ -61,7 +58,7 @@ def scores(monkeypatch):
 def nlls(monkeypatch):
     """Gives a list of the losses that validations will have; once it is empty, 1 each."""
     values: list[float] = []
-    monkeypatch.setattr(validation_module, "mean_nll", lambda *_: values.pop(0) if values else 1.0)
+    monkeypatch.setattr(validation, "mean_nll", lambda *_: values.pop(0) if values else 1.0)
     return values
 
 
@@ -70,7 +67,7 @@ def clock(monkeypatch):
     """Gives a clock that each step moves by thirty seconds, and nothing else."""
     now = SimpleNamespace(seconds=1000.0)
     around_steps(monkeypatch, after=lambda *_: setattr(now, "seconds", now.seconds + 30.0))
-    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
 
@@ -86,7 +83,7 @@ def bad_steps(monkeypatch):
                 parameter.grad.fill_(math.inf)
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
-    monkeypatch.setattr(engine_module, "clip_grad_norm_", clip)
+    monkeypatch.setattr(engine, "clip_grad_norm_", clip)
     return numbers
 
 
@@ -115,8 +112,7 @@ def test_patience(corpus_dir, tmp_path, scores, nlls, stops):
     best = progress.best_step, progress.best_bleu, progress.best_nll
     assert (progress.step, *best) == (14, 8, 2.0, 2.0) and scores == []
     assert progress.validations_since_best == 3 and progress.valid_step == 14
-    validated = [2, 4, 6, 8, 10, *([11] * extra), 12, 14]
-    assert logged_steps(tmp_path / "a run", "valid") == validated
+    assert logged_steps(tmp_path / "a run", "valid") == [2, 4, 6, 8, 10, *([11] * extra), 12, 14]
     run = shlex.quote(str(tmp_path / "a run"))
     following = f"; next: transformer-mt evaluate {run}, or transformer-mt translate {run} < FILE\n"
     assert f"done: valid.patience = 3, at step 14{following}" in log_text(tmp_path / "a run")
@@ -144,7 +140,7 @@ def test_another_metric_decides_which_is_best(corpus_dir, tmp_path, monkeypatch,
         bleu = next(given)
         return [line if bleu == 1 else "?" for line in self._pairs.tgt], bleu
 
-    monkeypatch.setattr(validation_module.Validator, "_translate", translate)
+    monkeypatch.setattr(validation.Validator, "_translate", translate)
     nlls += [3.0, 3.0, 3.0, 3.0, 2.0, 1.0]
     for metric, step, bests in (("chrf", 4, ["", "", " at step 4"]), ("nll", 6, ["", "", ""])):
         changes = {"valid__every": 2, "valid__metric": metric, "train__max_steps": 6}
@@ -232,8 +228,7 @@ def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
     """They count training time over all resumptions; periodic saves by time work too."""
     scores += [1.0] * 3
     config = build_config(corpus_dir, train__max_minutes=2.0, train__save_every_minutes=1.0)
-    progress = train(config, tmp_path / "run")
-    assert progress.step == 4 and saved_steps(tmp_path / "run") == [2, 4]
+    assert train(config, tmp_path / "run").step == 4 and saved_steps(tmp_path / "run") == [2, 4]
     assert load_newest(tmp_path / "run").progress.seconds == 120.0
     assert train(config, tmp_path / "run").step == 4
     clock.seconds += 5000
@@ -248,7 +243,7 @@ def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
 def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clock, monkeypatch):
     """It has counted ten seconds for each step, and this process thirty."""
     scores += [1.0]
-    monkeypatch.setattr(validation_module, "mean_nll", lambda *arguments: 1.0)
+    monkeypatch.setattr(validation, "mean_nll", lambda *arguments: 1.0)
     main_clock = iter(range(10, 1000, 10))
 
     class Second(Processes):
@@ -267,27 +262,19 @@ def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clo
 
 def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
     """Since the line before. Sabotage: count the 100 seconds of validating or saving at step 3."""
-    start = saving.CheckpointSaver.start
 
-    def start_slowly(self: saving.CheckpointSaver, *arguments: object) -> None:
-        clock.seconds += 100
-        start(self, *arguments)
+    def taking(seconds: float, function):
+        def call(*arguments: object) -> object:
+            clock.seconds += seconds
+            return function(*arguments)
 
-    monkeypatch.setattr(saving.CheckpointSaver, "start", start_slowly)
+        return call
 
-    def mean_nll(*arguments: object) -> float:
-        clock.seconds += 100
-        return 1.0
-
-    monkeypatch.setattr(validation_module, "mean_nll", mean_nll)
+    monkeypatch.setattr(CheckpointSaver, "start", taking(100, CheckpointSaver.start))
+    monkeypatch.setattr(validation, "mean_nll", taking(100, lambda *_: 1.0))
     scores += [1.0, 1.0]
     peaks = {(torch.device("cpu"), "fp32", ALONE): 1e6}
-
-    def measure_peak_flops(*given: object) -> float:
-        clock.seconds += 1000
-        return peaks[given]
-
-    monkeypatch.setattr(trainer_module, "measure_peak_flops", measure_peak_flops)
+    monkeypatch.setattr(trainer, "measure_peak_flops", taking(1000, lambda *given: peaks[given]))
     sums: list[LogWindow] = []
     around_steps(monkeypatch, *2 * [lambda engine, _: sums.append(engine.read_window())])
     changes = {"train__max_steps": 5, "train__log_every": 2, "valid__every": 3}
@@ -366,7 +353,7 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
     def rate(step, *arguments):
         return noam_rate(step, *arguments) if step < 6 else 1e300
 
-    monkeypatch.setattr(engine_module, "noam_rate", rate)
+    monkeypatch.setattr(engine, "noam_rate", rate)
     limits = {"train__max_steps": 20, "train__save_every": 2, "train__keep_last": 1}
     config = build_config(corpus_dir, **limits)
     message = r"step 6: src_embedding of model\.safetensors is not finite: training has diverged"
@@ -383,14 +370,11 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
 
 
 def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):
-    """Its first step makes the weights absurd; it is stopped and resumed once.
-
-    Nothing is said of decoding. Sabotage: compare it with `forward` in spite of that.
-    """
+    """It is stopped and resumed once. Sabotage: compare decoding with `forward` all the same."""
     compared = list[object]()
-    monkeypatch.setattr(validation_module, "warn_of_decoding", lambda *_: compared.append(_))
-    # Steps 1 to 5 share a log line.
-    monkeypatch.setattr(trainer_module, "is_log_step", lambda step, every: step % every == 0)
+    monkeypatch.setattr(validation, "warn_of_decoding", lambda *_: compared.append(_))
+    # Steps 1 to 5 share a log line; the first makes the weights absurd.
+    monkeypatch.setattr(trainer, "is_log_step", lambda step, every: step % every == 0)
     recipe = {"optim__lr_scale": 1e30, "optim__warmup_steps": 1, "data__valid": "validation[:5]"}
     for max_steps in (7, 20):
         every = {"train__log_every": 5, "valid__every": 10, "train__max_steps": max_steps}
