@@ -26,8 +26,7 @@ def cuda_config(corpus_dir, **changes):
 
 def build_engine(corpus_dir, prepared, device: str, precision: str, **changes) -> Engine:
     sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
-    config = cuda_config(corpus_dir, **changes)
-    return Engine(config, *sizes, torch.device(device), precision)
+    return Engine(cuda_config(corpus_dir, **changes), *sizes, torch.device(device), precision)
 
 
 def batches(prepared, count: int):
@@ -78,20 +77,18 @@ def test_a_run_with_resumption_follows_the_cpu(corpus_dir, tmp_path, precision):
 def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, monkeypatch, packs):
     """More steps between log lines cause no more waits; steps, not searches, use TF32."""
     totals, precisions = [], []
-    for method in (Engine.train_step, Transformer.begin_decoding):
+    for owner, method in ((Engine, Engine.train_step), (Transformer, Transformer.begin_decoding)):
 
         def noting(*arguments, real=method):
             precisions.append((real.__name__, torch.get_float32_matmul_precision()))
             return real(*arguments)
 
-        owner = Engine if method is Engine.train_step else Transformer
         monkeypatch.setattr(owner, method.__name__, noting)
     for steps in (6, 9):  # steps 1, 2 and 5 are logged
         every = {"train__save_every": 100, "train__log_every": 100, "valid__every": 100, **FEW}
         with SimulatedCuda() as cuda:
             recipe = {"train__max_steps": steps, "train__compile": packs, "model__n_heads": 1}
-            config = cuda_config(corpus_dir, **every, **recipe)
-            train(config, tmp_path / str(steps))
+            train(cuda_config(corpus_dir, **every, **recipe), tmp_path / str(steps))
         places = {k: n for k, n in cuda.synchronisations.items() if k.startswith("training/")}
         totals.append(places)
     assert totals[0] == totals[1] and 0 < sum(totals[0].values())
