@@ -10,9 +10,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from conftest import file_size_limit, refuses
 
-from transformer_mt.checkpoints.checkpoint import RunState
+from transformer_mt.checkpoints.checkpoint import RunState, write_tensors
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import files
 from transformer_mt.system.files import atomic_directory, atomic_file, locked, new_directory
@@ -46,6 +47,19 @@ def test_no_symbolic_link_is_followed(tmp_path):
     (tmp_path / ".whole.partial").symlink_to(tmp_path)
     with pytest.raises(FileExistsError), atomic_directory(tmp_path / "whole"):
         pass
+
+
+def test_a_file_system_on_which_all_files_have_one_mode(tmp_path, monkeypatch):
+    """Such as a USB stick mounted by root for all users. Sabotage: set a mode that is right."""
+    (tmp_path / "file").touch(0o600)
+    monkeypatch.setattr(os, "chmod", Mock(side_effect=PermissionError(errno.EPERM, "refused")))
+    files.replace_file(tmp_path / "file", b"text")
+    assert (tmp_path / "file").read_text() == "text"
+    umask = os.umask(0o077)  # as safetensors writes, whatever the umask is
+    try:
+        write_tensors(tmp_path / "tensors", {"a": torch.zeros(1)})
+    finally:
+        os.umask(umask)
 
 
 def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):

@@ -244,7 +244,10 @@ def write_tensors(
         safetensors.torch.save_file(contiguous, path, metadata)
     except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
         raise OSError(errno.EIO, str(error)) from error
-    path.chmod(mode)  # safetensors lets only the owner read its files, regardless of the umask
+    # safetensors lets only the owner read its files, regardless of the umask; but a file system on
+    # which all files have one mode may refuse to set it.
+    if path.stat().st_mode != mode:
+        path.chmod(mode)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -43,7 +43,8 @@ def atomic_file(
     try:
         with naming(path):
             with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
-                if path.exists():
+                # A file system on which all files have one mode may refuse to set it.
+                if path.exists() and path.stat().st_mode != temporary.stat().st_mode:
                     shutil.copymode(path, temporary)
                 file.truncate(kept_bytes or 0)
                 file.seek(kept_bytes or 0)
