@@ -45,7 +45,10 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
 
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):
-    """Too few checkpoints, a directory that exists, a damaged one among them."""
+    """Too few checkpoints, an output that cannot be made, a damaged one among them.
+
+    Sabotage: look at the checkpoints before the output.
+    """
     with pytest.raises(CheckpointError, match="none: --last 2 needs .* there are 0; choose"):
         average(tmp_path / "none", 2, None)
     refuses(CheckpointError, "but there are 4; ", average, run_dir, 9, None)
@@ -54,6 +57,8 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     path = list_checkpoints(run_dir)[1] / MODEL
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    message = f"{MODEL}: not a directory; name another -o directory"
+    refuses(CheckpointError, message, average, run_dir, 2, path / "out")
     refuses(CheckpointError, f"{MODEL}: damaged", average, run_dir, 2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -124,15 +124,6 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     assert sorted(path.name for path in parent.iterdir()) == ["a", "b", "directory"]
 
 
-def test_a_new_directory_in_a_folder_that_is_not_writable(tmp_path, monkeypatch):
-    """What was typed is named, not the lock. Sabotage: do not check the folder."""
-    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
-    message = f"^{tmp_path / 'model'}: its folder is not writable; name another directory$"
-    with pytest.raises(CheckpointError, match=message), new_directory(tmp_path / "model"):
-        pass
-    assert not list(tmp_path.iterdir())
-
-
 def test_two_processes_that_write_one_new_directory(tmp_path):
     """The second is refused, and what the first writes is whole. Sabotage: hold no lock."""
     path = tmp_path / "directory"

@@ -83,6 +83,7 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     other = find_checkpoint(copy_run)
     refuses(CheckpointError, "run: already exists", export, other, tmp_path / "run", "int8")
     refuses(CheckpointError, "a\udcff: not UTF-8; name", export, other, tmp_path / "a\udcff")
+    refuses(CheckpointError, "run.json: not a directory", export, other, copy_run / "run.json/out")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = r"pip install -c constraints.txt -e '.\[ctranslate2\]'"
     refuses(ConfigError, message, export, checkpoint, tmp_path / "out", "int8")

@@ -122,16 +122,29 @@ def atomic_directory(path: Path, replaces: bool = True) -> Iterator[Path]:
         _restore(replaced, path)
 
 
-def require_new_directory(path: Path) -> None:
-    """Refuses a directory for safetensors that could not be made, before any work is done.
+def require_directory(path: Path, option: str) -> None:
+    """Checks before any work is done that a directory is writable, or can be made.
 
     Raises:
-        CheckpointError: If it exists, or its name is not UTF-8.
+        CheckpointError: If it is not; the message names the option that chose it.
+    """
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = "not writable" if nearest.is_dir() else "not a directory"
+        raise CheckpointError(f"{nearest}: {reason}; name another {option} directory")
+
+
+def require_new_directory(path: Path) -> None:
+    """Checks before any work is done that `new_directory` can make a directory for safetensors.
+
+    Raises:
+        CheckpointError: If it exists, its name is not UTF-8, or its folder is not writable.
     """
     if os.path.lexists(path):
-        raise CheckpointError(f"{path}: already exists; name another directory with -o")
+        raise CheckpointError(f"{path}: already exists; name another -o directory")
     if not is_utf8(path):
-        raise CheckpointError(f"{path}: not UTF-8; name another directory with -o")
+        raise CheckpointError(f"{path}: not UTF-8; name another -o directory")
+    require_directory(path, "-o")
 
 
 @contextmanager
@@ -139,15 +152,13 @@ def new_directory(path: Path) -> Iterator[Path]:
     """Yields what `atomic_directory` does, for a directory that only one process may create.
 
     Raises:
-        CheckpointError: If another process is writing it, or its folder is not writable.
+        CheckpointError: If another process is writing it.
     """
 
     def refuse(process: str) -> None:
         raise CheckpointError(f"{path}: process {process} is writing it; name another directory")
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise CheckpointError(f"{path}: its folder is not writable; name another directory")
     lock = locked(beside(path, "lock"), refuse, remove=True)
     with lock, atomic_directory(path, replaces=False) as folder:
         yield folder

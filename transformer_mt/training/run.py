@@ -1,6 +1,5 @@
 """Starts a run from its configuration, or resumes it from its newest checkpoint."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import logger
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.files import is_utf8, restore_replaced
+from transformer_mt.system.files import is_utf8, require_directory, restore_replaced
 from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
@@ -240,10 +239,7 @@ def require_writable(run_dir: Path) -> None:
     """
     if not is_utf8(run_dir.absolute()):
         raise CheckpointError(f"{run_dir}: not UTF-8; name another --run directory")
-    nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        reason = "not writable" if nearest.is_dir() else "not a directory"
-        raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
+    require_directory(run_dir, "--run")
     foreign = [name for name in (RUN_FILE, METRICS, RUN_DIFF) if (run_dir / name).exists()]
     if foreign and not (list_checkpoints(run_dir) or (run_dir / LOCK).exists()):
         raise CheckpointError(
