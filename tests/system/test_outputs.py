@@ -119,6 +119,8 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
         finally:
             os.dup2(stdout, 1)
             os.close(stdout)
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == tmp_path / "in")
+    refuses(OutputError, "in: is a mounted file; mount its folder", check_output, Path("in"))
     for denied in (tmp_path / "in", tmp_path):
         monkeypatch.setattr("os.access", lambda path, mode, denied=denied: Path(path) != denied)
         refuses(OutputError, "in: it or its folder is not writable", check_output, Path("in"))

@@ -100,8 +100,8 @@ def check_output(
         overwrite: Whether it may be one of them.
 
     Raises:
-        OutputError: If it is a directory or an input, its folder is missing, it is not writable, or
-            its name ends in .bz2.
+        OutputError: If it is a directory, an input or a mounted file, its folder is missing, it is
+            not writable, or its name ends in .bz2.
     """
     if path is None or str(path) == "-":
         return _check_descriptor(Output("stdout", descriptor=1), inputs)
@@ -124,6 +124,8 @@ def check_output(
         raise OutputError(f"{path}: there is no folder {target.parent}")
     if not all(os.access(place, os.W_OK) for place in (target.parent, target) if place.exists()):
         raise OutputError(f"{path}: it or its folder is not writable")
+    if os.path.ismount(target):  # as of a container; it could not be replaced
+        raise OutputError(f"{path}: is a mounted file; mount its folder, or write to stdout")
     if str(target) in inputs and not overwrite:
         raise OutputError(f"{path}: is also an input; name another output")
     return Output(name, target, suffix, overwrites=overwrite)
