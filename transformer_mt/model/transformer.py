@@ -4,7 +4,8 @@ Shapes:
     B  batch                 S  source length       T  target length      L  either length
     D  model width           H  heads               K  head width, D / H
     V  target vocabulary     R  rows (hypotheses) of incremental decoding
-Masks are bool and True means "may attend".
+Masks are bool and True means "may attend". A pack, used in training on CUDA, holds the sentences of
+a micro-batch in one row (text/packing.py).
 
 Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 """
@@ -74,7 +75,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, L, D) to (B, L, D)."""
-        # Not in place: the gradient of a change to a view is copied once more.
+        # Not `relu_`: `inner` may return a view, whose change in place costs autograd a copy.
         activations = self.inner(x).relu()  # (B, L, d_ff)
         return self.outer(self.dropout(activations))  # (B, L, D)
 
@@ -108,7 +109,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
         """Maps (B, S, D) to (B, S, D); the mask is (B, 1, 1, S), or that of a pack."""
-        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, False))
+        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, causal=False))
         x = self.residuals[1](x, self.feed_forward)
         return x
 
@@ -132,7 +133,7 @@ class DecoderLayer(nn.Module):
         causal mask alone hides it from every real position.
         """
         keys, values = self.cross_attention.project_memory(memory)  # (B, H, S, K) each
-        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, True))
+        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, causal=True))
         x = self.residuals[1](x, lambda y: self.cross_attention(y, keys, values, memory_mask))
         x = self.residuals[2](x, self.feed_forward)
         return x
@@ -140,7 +141,7 @@ class DecoderLayer(nn.Module):
     def begin_decoding(self, memory: Tensor, max_length: int) -> LayerCache:
         """Makes a cache of `max_length` positions for each source of the memory, (B, S, D)."""
         keys, values = prepare_keys_values(*self.cross_attention.project_memory(memory))
-        self_keys, self_values = (PositionCache(keys, max_length) for _ in range(2))
+        self_keys, self_values = PositionCache(keys, max_length), PositionCache(values, max_length)
         return LayerCache(self_keys, self_values, keys, values)
 
     def decode_position(
@@ -187,8 +188,8 @@ class Transformer(nn.Module):
         final_norm = config.norm != "post"
         self.encoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
-        self.positions: Tensor
-        self.register_buffer("positions", torch.empty(0, config.d_model), persistent=False)
+        self.encodings: Tensor
+        self.register_buffer("encodings", torch.empty(0, config.d_model), persistent=False)
         if not self.src_embedding.is_meta:  # drawing would import SymPy, which takes a second
             self._initialise()
 
@@ -245,7 +246,7 @@ class Transformer(nn.Module):
         Those of a pack, (1, S), come with the positional encodings of their tokens, (S, D).
         """
         if encodings is None:
-            encodings = self.positions_up_to(src.size(1))[: src.size(1)]
+            encodings = self.encodings_up_to(src.size(1))[: src.size(1)]
         x = self._embed(src, self.src_embedding, encodings)  # (B, S, D)
         for layer in self.encoder:
             x = layer(x, mask)
@@ -266,7 +267,7 @@ class Transformer(nn.Module):
         mask of their self-attention.
         """
         if encodings is None:
-            encodings = self.positions_up_to(tgt_in.size(1))[: tgt_in.size(1)]
+            encodings = self.encodings_up_to(tgt_in.size(1))[: tgt_in.size(1)]
         x = self._embed(tgt_in, self.tgt_weight, encodings)  # (B, T, D)
         for layer in self.decoder:
             x = layer(x, memory, memory_mask, mask)
@@ -293,7 +294,7 @@ class Transformer(nn.Module):
         Returns:
             Logits of the following token, (R, V), equal to those of `forward` at this position.
         """
-        encodings = self.positions_up_to(state.position + 1)[state.position][None]  # (1, D)
+        encodings = self.encodings_up_to(state.position + 1)[state.position][None]  # (1, D)
         x = self._embed(ids[:, None], self.tgt_weight, encodings)  # (R, 1, D)
         for layer, cache in zip(self.decoder, state.layers, strict=True):
             x = layer.decode_position(x, cache, state.memory_mask, state.position)  # type: ignore[operator]
@@ -328,13 +329,13 @@ class Transformer(nn.Module):
             self.decoder_output(src, tgt_in)
         return weights
 
-    def positions_up_to(self, length: int) -> Tensor:
-        """Returns the encodings of at least `length` positions, and keeps them."""
-        table = self.positions
+    def encodings_up_to(self, length: int) -> Tensor:
+        """Returns the encodings of at least `length` positions, (L, D), and keeps them."""
+        table = self.encodings
         if length > len(table):
             positions = torch.arange(max(length, 2 * len(table), 256), device=self.device)
             table = sinusoid(positions, self.d_model).to(self.src_embedding.dtype)
-            self.positions = table  # another thread may keep its own, perhaps shorter, table
+            self.encodings = table  # another thread may keep its own, perhaps shorter, table
         return table
 
     def _embed(self, ids: Tensor, weight: Tensor, encodings: Tensor) -> Tensor:

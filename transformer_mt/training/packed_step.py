@@ -50,7 +50,7 @@ class PackedStep:
             torch.zeros(shape, dtype=torch.int32, device=model.device) for shape in shapes
         ]
         # The model may replace its table by a longer one; the graph reads this one.
-        self._encodings = model.positions_up_to(capacity)
+        self._encodings = model.encodings_up_to(capacity)
         self._scale = torch.ones((), device=model.device)
         self._losses = torch.zeros(2, device=model.device)
         self._graph = torch.cuda.CUDAGraph()
