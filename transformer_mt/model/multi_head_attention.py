@@ -17,11 +17,11 @@ from transformer_mt.model.kernels import Linear, dropout, fused_attention, has_f
 from transformer_mt.model.packed_attention import PackMask
 
 Mask = Tensor | PackMask
-"""Where queries may attend: a tensor, or the mask of a pack, which attends by itself."""
+"""Where queries may attend: a bool tensor, or the mask of a pack, which has its own kernel."""
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) in float32.
+    """Computes softmax(q k^T / sqrt(K)) in float32, K being the head width.
 
     Args:
         q: Queries, (B, H, T, K).
@@ -43,7 +43,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, p: float
 ) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) V with dropout of the weights (section 3.2.1, equation 1).
+    """Computes softmax(q k^T / sqrt(K)) v with dropout of the weights (section 3.2.1, equation 1).
 
     Args:
         q: Queries, (B, H, T, K).
@@ -58,11 +58,13 @@ def attention(
     """
     with torch.autocast(q.device.type, enabled=False):
         weights = attention_weights(q, k, mask, causal)  # (B, H, T, S)
-        return ((dropout(weights, p) if p else weights) @ v.float()).to(q.dtype)
+        if p:
+            weights = dropout(weights, p)
+        return (weights @ v.float()).to(q.dtype)
 
 
 class Attention(nn.Module):
-    """`attention` with dropout in training, p being the probability, by a fast kernel if it can."""
+    """Computes `attention`, with dropout p in training, by a faster kernel where there is one."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class PositionCache:
     def __init__(self, like: Tensor, max_positions: int) -> None:
         n_rows, n_heads, _, head_width = like.shape
         self._vectors = like.new_empty(max_positions, n_rows, n_heads, head_width)
-        self._spare = like.new_empty(0)  # where `select` copies to; it keeps its memory
+        self._spare = like.new_empty(0)  # `select` copies to it, then swaps the two
 
     def append(self, vectors: Tensor, position: int) -> Tensor:
         """Stores the vectors, (R, H, 1, K), of a position; gives all so far, (R, H, T, K)."""
@@ -99,7 +101,7 @@ class PositionCache:
         return self._vectors[: position + 1].permute(1, 2, 0, 3)
 
     def select(self, rows: Tensor, n_positions: int) -> None:
-        """Keeps, repeats or reorders rows of the first positions."""
+        """Makes row i a copy of row `rows[i]`, in the first `n_positions` positions."""
         max_positions, _, *head_shape = self._vectors.shape
         selected = self._spare.resize_(max_positions, len(rows), *head_shape)
         torch.index_select(self._vectors[:n_positions], 1, rows, out=selected[:n_positions])
@@ -138,8 +140,8 @@ class DecoderState:
         """Keeps, repeats or reorders rows in place; rows of one source must stay adjacent.
 
         Args:
-            rows: Row numbers, int64.
-            sources: Numbers of the sources to keep, int64; None keeps all.
+            rows: For each row afterwards, the number of the row that it copies, int64, (R,).
+            sources: Numbers of the sources to keep, int64, (B,); None keeps all.
         """
         for layer in self.layers:
             layer.self_keys.select(rows, self.position)
