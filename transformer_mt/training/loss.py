@@ -92,6 +92,7 @@ def _losses_and_gradients(
     probabilities = F.softmax(logits, -1, dtype=softmax_dtype)  # (C, V)
     target_probabilities = probabilities.gather(1, target_ids).float()  # (C, 1)
     nlls = -target_probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
+    # (1 - smoothing) * NLL + smoothing * (log Z - mean logit), where log Z = NLL + target's logit.
     losses = nlls + smoothing * (logits.gather(1, target_ids).float() - mean_logits)
     # Where an NLL is cut to its limit, the sum is too low, and may be negative.
     losses = losses.maximum((1 - smoothing) * nlls)
@@ -151,7 +152,7 @@ class _ProjectedLoss(torch.autograd.Function):
                 )
                 loss += (losses * not_padding[chunk]).sum()
                 nll += (nlls * not_padding[chunk]).sum()
-                # Not `scatter_add_`, which copies all of a matrix in bf16 on a CPU.
+                # The target's part. `scatter_add_` would copy the whole matrix in bf16 on a CPU.
                 grads[positions[: len(grads)], ids[chunk]] += grad_scale * (smoothing - 1)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
                 grad_weight += weight_gradient(grads, scaled_rows[chunk] * not_padding[chunk])
