@@ -13,9 +13,9 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.private_torch import Adam, add_all_, is_step_skipped, lerp_all_
 
 _MOMENTUM = 0.95
-"""Muon's decay rate, in place of Adam's first."""
+"""Decay rate of Muon's momentum, instead of Adam's beta_1."""
 _ADAM_RMS = 0.2
-"""Typical root mean square of a change of a weight by Adam, as a share of the learning rate."""
+"""Typical root mean square of Adam's changes of weights, as a share of the learning rate."""
 _FUSED = {"qkv": 3, "kv": 2}
 """Matrices that one parameter of the model holds; Muon makes each orthogonal by itself."""
 
@@ -44,7 +44,7 @@ def build_optimizer(
 
     Args:
         model: The model to train.
-        config: Its `[optim]` section.
+        config: The `[optim]` section.
         muon_dtype: Type in which Muon makes matrices orthogonal, float32 or bfloat16.
 
     Reference:
@@ -96,7 +96,7 @@ class Muon(Adam):
         """
         matrices = self.param_groups[1]
         lr, matrices["lr"] = matrices["lr"], 0.0
-        super().step(closure)  # only the moments of the matrices, since their rate is 0
+        super().step(closure)  # of the matrices it changes only the moments: their rate is 0
         matrices["lr"] = lr
         skipped = is_step_skipped(self)
         for shape, blocks in self._blocks.items():
@@ -127,7 +127,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     x = matrices.mT if is_tall else matrices
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
     for _ in range(5):
-        gram = x @ x.mT
+        gram = x @ x.mT  # (N, A, A), A being the smaller side
         polynomial = torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
         x = torch.baddbmm(x, polynomial, x, beta=3.4445)
     return x.mT if is_tall else x
