@@ -60,6 +60,8 @@ class LogWindow:
 
 @dataclass(frozen=True)
 class _Counters:
+    """What a checkpoint keeps of an engine besides tensors."""
+
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     skipped_steps: int = 0
@@ -90,7 +92,7 @@ class Engine:
 
     Attributes:
         model: The model; its weights are initialised from `train.seed`.
-        packed: Computes the gradients of packs; None if micro-batches are padded.
+        packed: Computes the gradients of packs, set by `StepFitter`; None for padded micro-batches.
         ema: Moving average of the weights; None without `train.ema_decay`.
         grad_norm: Norm of the last step's gradient before clipping, a scalar on the device.
         lr: Learning rate of the last step.
@@ -186,14 +188,14 @@ class Engine:
         padded = [(seed, batch) for seed, batch in seeded if isinstance(batch, Batch)]
 
         def compute(
-            seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
+            seed_and_batch: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            seed, batch = seeded
+            seed, batch = seed_and_batch
             # Each thread has an autocast of its own.
             with self._autocast(), seeded_dropout(self.device, seed):
                 loss, nll = self._loss(batch.to(self.device))
                 raise_if_cancelled()
-            # A CPU's autocast would compute the gradients of attention's float32 products in bf16.
+            # Not within a CPU's autocast, which would compute attention's gradients in bf16.
             gradients = torch.autograd.grad(loss * scale, list(self.model.parameters()))
             return torch.stack((loss.detach(), nll)), gradients
 
@@ -211,8 +213,8 @@ class Engine:
         return losses
 
     def zero_gradients(self) -> None:
-        """Forgets the gradients; those of packs stay at their addresses."""
-        self.optimizer.zero_grad(set_to_none=self.packed is None)  # a few kernels
+        """Clears the gradients; those of packs in place, since a CUDA graph has their addresses."""
+        self.optimizer.zero_grad(set_to_none=self.packed is None)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -246,7 +248,8 @@ class Engine:
 
     def _count(self, losses: Tensor, skipped: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
         """Adds a step to the sums of a log line and to the skipped steps, if it was skipped."""
-        is_finite, (per_src_token, per_tgt_token) = losses.isfinite().all(), self._flops_per_token
+        is_finite = losses.isfinite().all()
+        per_src_token, per_tgt_token = self._flops_per_token
         src_tokens = sum(batch.src_tokens for batch in micro_batches)
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
         self._tokens += tokens
