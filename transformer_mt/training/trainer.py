@@ -85,6 +85,7 @@ class Trainer:
 
     @property
     def _is_validated(self) -> bool:
+        """Whether the weights are validated; at step 0 only `valid.old_text` needs that."""
         if self.progress.step == 0 and self.config.valid.old_text:
             return self.progress.best_bleu >= 0
         return self.progress.valid_step == self.progress.step
@@ -263,8 +264,9 @@ class Trainer:
         # A validation made only because training ends does not count: training may be continued.
         # Nor does one within the warm-up, when the score may not have begun to rise.
         counts = step % self.config.valid.every == 0 and step > self.config.optim.warmup_steps
-        count, is_best = previous.validations_since_best + counts, result.is_better(previous)
-        self.progress = replace(previous, valid_step=step, validations_since_best=count)
+        since_best = previous.validations_since_best + counts
+        is_best = result.is_better(previous)
+        self.progress = replace(previous, valid_step=step, validations_since_best=since_best)
         if is_best:
             best = replace(self.progress, best_bleu=result.score, best_nll=result.nll)
             self.progress = replace(best, best_step=step, validations_since_best=0)
@@ -275,7 +277,7 @@ class Trainer:
             self._save_best(result, previous)
 
     def _raise_if_stopping(self, lines: int) -> None:
-        """Stops if any process has received a signal; all call this at the same time."""
+        """Stops if any process has received a signal; all call this, as `advance`, together."""
         self._synchronize()
         if self._signum:
             raise _Stopped
