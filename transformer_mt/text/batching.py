@@ -60,8 +60,8 @@ class EncodedLines:
             return EncodedLines.concatenate([self.take(part) for part in parts])
         starts = self.offsets[lines]
         counts = self.offsets[lines + 1] - starts
-        ends = np.cumsum(counts)
-        positions = np.arange(counts.sum()) + np.repeat(starts - ends + counts, counts)
+        new_starts = np.cumsum(counts) - counts
+        positions = np.arange(counts.sum()) + np.repeat(starts - new_starts, counts)
         return EncodedLines.cut(self.ids[positions], counts)
 
     def marked(self, begin: bool) -> "EncodedLines":
@@ -182,7 +182,7 @@ def plan_epoch(lengths: Lengths, batch_tokens: int, seed: int, epoch: int) -> li
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(lengths.shape[1])
-    tokens = max(int(lengths.sum(axis=1).max()), 1)
+    tokens = max(int(lengths.sum(axis=1).max()), 1)  # of the side that has more
     pool_size = max(1, len(order) * STEPS_PER_POOL * batch_tokens // tokens)
     steps: list[Indices] = []
     for start in range(0, len(order), pool_size):
@@ -220,11 +220,11 @@ def _cut_into_steps(pool: Indices, lengths: Lengths, batch_tokens: int) -> list[
 def cut_micro_batches(
     step: Indices, lengths: Lengths, micro_batch_tokens: int, workers: int = 1
 ) -> list[Indices]:
-    """Cuts a step into a multiple of the workers, of about equal padded sizes.
+    """Cuts a step into n * workers micro-batches of about equal padded size.
 
-    The multiple is the smallest that the limit allows, since each micro-batch has a fixed cost. If
-    there are fewer pairs than that, each is a micro-batch of its own. Together they hold each index
-    once, in order.
+    The smallest n that the limit allows is taken, since each micro-batch has a fixed cost. If there
+    are fewer pairs than that, each is a micro-batch of its own. Together they hold each index once,
+    in order.
 
     Args:
         step: Indices of pairs; adjacent pairs have similar lengths.
@@ -235,7 +235,7 @@ def cut_micro_batches(
     """
     sides = lengths[:, step].T.tolist()
     positions = sum(src + tgt for src, tgt in sides)
-    fewest = len(_fill_up(sides, micro_batch_tokens, len(step) * positions))
+    fewest = len(_fill_up(sides, micro_batch_tokens, size=math.inf))
     count = min(workers * math.ceil(fewest / workers), len(step))
     # Padding makes the parts a little larger than an equal share of the positions.
     size = positions // count
@@ -251,7 +251,7 @@ def cut_micro_batches(
     return parts
 
 
-def _fill_up(sides: Sequence[Sequence[int]], micro_batch_tokens: int, size: int) -> list[int]:
+def _fill_up(sides: Sequence[Sequence[int]], micro_batch_tokens: int, size: float) -> list[int]:
     """Returns the position of the first pair of each micro-batch if each takes all that it can.
 
     Args:
