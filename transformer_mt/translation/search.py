@@ -65,12 +65,12 @@ def greedy(
     Returns:
         B lists of ids without BOS and EOS.
     """
-    rows = torch.arange(len(max_lengths), device=max_lengths.device)
+    rows = torch.arange(len(max_lengths), device=max_lengths.device)  # those kept, (R,)
     ids, active = torch.full_like(rows, bos_id), torch.ones_like(rows, dtype=torch.bool)
-    ended, positions = torch.full_like(rows, eos_id), []
+    all_eos, taken = torch.full_like(rows, eos_id), list[Tensor]()
     for position in itertools.count(1):
         ids = choose(next_logits(ids, state).float(), rows, position)
-        positions.append(ended.scatter(0, rows, torch.where(active, ids, eos_id)))  # (B,)
+        taken.append(all_eos.scatter(0, rows, torch.where(active, ids, eos_id)))  # (B,)
         active = active & (ids != eos_id) & (max_lengths[rows] > position)
         active_rows = int(active.sum())  # the only wait for the device at a position
         if not active_rows:
@@ -82,17 +82,17 @@ def greedy(
             kept = active.sort(descending=True, stable=True).indices[:size]
             rows, ids, active = rows[kept], ids[kept], active[kept]
             state.select(kept, kept)
-    hypotheses = torch.stack(positions, dim=1).tolist()  # (B, L)
+    hypotheses = torch.stack(taken, dim=1).tolist()  # (B, L)
     return [row[: row.index(eos_id)] if eos_id in row else row for row in hypotheses]
 
 
 class Sampler:
     """Draws tokens by their probabilities; what is drawn depends on nothing but logits and place.
 
-    Gumbel noise is added to the logits of all tokens, and the highest sum wins. The noise of a
-    token is a function of seed, line, part of the line, position and token. Thus logits that
-    differ in rounding give another token only if the two highest sums nearly tie; sums of
-    probabilities, compared with one random number, would be as close for many tokens.
+    Gumbel noise, times the temperature, is added to the logits of all tokens, and the highest sum
+    wins. The noise of a token is a function of seed, line, part of the line, position and token.
+    Thus logits that differ in rounding give another token only if the two highest sums nearly tie;
+    sums of probabilities, compared with one random number, would be as close for many tokens.
 
     Args:
         sources: The B sources, with their lines and parts.
@@ -117,11 +117,11 @@ class Sampler:
         if top_k < vocab_size:
             values, ids = logits.topk(top_k)
         uniform = _uniform(self._keys[rows][:, None], position * vocab_size + ids)
-        noise = -(-(-uniform).log1p()).log()
-        drawn = (values + self._sampling.temperature * noise).argmax(dim=1, keepdim=True)
-        drawn = ids.gather(1, drawn)
-        values = logits.log_softmax(-1).gather(1, drawn)[:, 0].double()
-        of_all = values.new_zeros(len(self._keys)).index_copy(0, rows, values)
+        noise = -(-(-uniform).log1p()).log()  # -log(-log(1 - u)) has the Gumbel distribution
+        best = (values + self._sampling.temperature * noise).argmax(dim=1, keepdim=True)
+        drawn = ids.gather(1, best)  # (R, 1)
+        log_p = logits.log_softmax(-1).gather(1, drawn)[:, 0].double()  # (R,)
+        of_all = log_p.new_zeros(len(self._keys)).index_copy(0, rows, log_p)  # (B,)
         self._log_probabilities.append(of_all)
         return drawn[:, 0]
 
@@ -140,7 +140,7 @@ class Sampler:
 
 
 def _uniform(keys: Tensor, counters: Tensor) -> Tensor:
-    """Maps 64-bit integers to float32 numbers in (0, 1], those near 0 as fine as any."""
+    """Hashes int64 to uniform float32 in (0, 1], finest near 0, where the noise is largest."""
     x = keys + counters * _GOLDEN_GAMMA  # overflow wraps
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         x = (x ^ _shift_right(x, shift)) * factor
@@ -184,7 +184,7 @@ def beam_search(
     """
     beam = _Beam.begin(max_lengths, bos_id, beam_size)
     ended = _EndedHypotheses(max_lengths, beam_size, alpha)
-    running = torch.arange(len(max_lengths), device=max_lengths.device)
+    running = torch.arange(len(max_lengths), device=max_lengths.device)  # sentences, (B',)
     state.select(running.repeat_interleave(beam_size))
     for position in itertools.count(1):
         logits = next_logits(beam.ids[running].flatten(), state)
@@ -195,7 +195,7 @@ def beam_search(
         ended.add(candidates, ends, beam, position)
 
         is_running = ~ended.is_done[running]
-        count = int(is_running.sum())  # the only wait for the device at a position
+        count = int(is_running.sum())  # the only wait for the device: `nonzero` would be another
         if not count:
             break
         places = is_running.sort(descending=True, stable=True).indices[:count]
@@ -285,6 +285,7 @@ class _EndedHypotheses:
         places = self._places.cpu()
         lengths, columns = places // self._beam_size, places % self._beam_size  # (B, W)
         tokens = torch.empty_like(ids)  # (L, B, W)
+        # Each hypothesis is followed back from its last token, by the columns of its parents.
         for position in range(len(ids), 0, -1):
             tokens[position - 1] = ids[position - 1].gather(1, columns)
             before = parents[position - 1].gather(1, columns)
