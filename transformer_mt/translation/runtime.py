@@ -17,8 +17,8 @@ class Source(NamedTuple):
 
     Attributes:
         ids: Its ids without EOS; none if it is copied.
-        line: Number of the line if what is drawn for it depends on it, else 0, so that equal
-            sources are equal.
+        line: Number of the line for sampling, which depends on it; otherwise 0, so that equal texts
+            are decoded once.
         part: Number of the part, likewise.
         copied: Text that is its own translation.
     """
@@ -62,9 +62,9 @@ class Runtime(Protocol):
         device_type: `cpu` or `cuda`.
         precision: Type of the weights, after the name of the runtime if it is not PyTorch.
         batch_tokens: Default of `SearchOptions.batch_tokens`.
-        chunk_lines: Consecutive lines that are sorted by length and cut into batches together:
-            those of the first chunk of a text, whose translation shows soon, and of the others. A
-            chunk takes seconds to minutes: it is lost if the program is stopped.
+        chunk_lines: Lines of the first chunk of a text, which is small so that translations appear
+            soon, and of each later one. The lines of a chunk are sorted by length and cut into
+            batches. A chunk takes seconds to minutes; an unfinished one is lost on interruption.
     """
 
     device_type: str
@@ -78,8 +78,8 @@ class Runtime(Protocol):
         """Finds the `n_best` best hypotheses of each source of every batch, the best first.
 
         Args:
-            batches: Sources, none of them without ids; a batch may have none. Several batches may
-                be decoded at once, and some be taken before they are needed.
+            batches: Sources, none of them without ids; a batch may be empty. Several batches may be
+                decoded at once, and some be taken before they are needed.
             options: How to search.
 
         Yields:
