@@ -148,7 +148,7 @@ class Translator:
                     _join([translated[source] for source in sources], self.options.n_best)
                     for sources in plan.lines
                 ]
-                plan.lines.clear()  # `tee` keeps the last 57 plans
+                plan.lines.clear()  # `tee` frees plans only in blocks of 57
                 plan.batches.clear()
 
     def _plan_all(self, chunks: Iterable[Sequence[str]], first_line: int) -> Generator[_Plan]:
@@ -177,7 +177,7 @@ class Translator:
             for source in chain.from_iterable(plan.lines)
             if not source.ids
         }
-        # A line counts with its first part.
+        # A line counts as translated when its first part is.
         counts = Counter(sources[0] for sources in plan.lines if sources and sources[0].ids)
         advance(len(plan.lines) - counts.total())  # those that are empty or copied
         for batch in plan.batches:
@@ -189,8 +189,7 @@ class Translator:
         self, sources: Sequence[Source], hypotheses: list[list[Hypothesis]]
     ) -> list[list[Translation]]:
         """Returns the text of the hypotheses of each source."""
-        ids = [each.ids for ranked in hypotheses for each in ranked]
-        texts = iter(self.vocab.tgt.decode(ids))
+        texts = iter(self.vocab.tgt.decode([each.ids for ranked in hypotheses for each in ranked]))
         return [
             [
                 Translation(next(texts), score, is_cut=len(ids) == len(source.ids) + EXTRA_LENGTH)
