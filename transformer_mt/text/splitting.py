@@ -103,8 +103,8 @@ class SourceStatistics:
     ) -> "SourceStatistics | None":
         """Chooses each value from those of several texts, by `max` or `min`, if any is known.
 
-        Of sentences, share and number of lines are those of one text: the largest share of one and
-        the number of another would be those of a text that has taught the model to translate them.
+        The share of several sentences and the number of lines are those of one text. Separately
+        chosen, they could describe a text that teaches to translate several, as none of these does.
         """
         known = [text for text in texts if text]
         if not known:
@@ -156,6 +156,7 @@ def split_sentences(text: str, language: str) -> list[str]:
         words = part.split(" ")
         # At the beginning of words: addresses, hashtags and names of users have others.
         has_capitals = any(word.lstrip(_OPENING)[:1].isupper() for word in words)
+        # words[start:end] may be a sentence if `tested`, its last word up to the end mark, is set.
         has_letters, tested, start, end = False, "", 0, 0
         for place, following in enumerate(words):
             is_mark = _MARK.fullmatch(following) or (following == "«" and code == "fr")
@@ -252,7 +253,7 @@ class LineSplitter:
         model: The source vocabulary.
         data: Language and length limit of the training text.
         statistics: Those of the training text; None if an earlier version made the checkpoint.
-        max_length: Replaces both limits, in pieces.
+        max_length: Replaces the limit of training and the usual length, in pieces.
         split: `auto`; `long` never splits what is shorter than nearly all training lines, `never`
             nothing within the length limit.
         symbols: Those at the beginning of a line, such as the language to translate to, stand
@@ -313,7 +314,7 @@ class LineSplitter:
         ]
 
     def _shorten(self, text: str, ids: list[int]) -> list[Part]:
-        """Splits a text that is longer than usual; an empty one has no parts."""
+        """Splits a text longer than usual; copies one without words; an empty one has no parts."""
         if self.copies_wordless and ids and not has_words(text):
             return [re.sub(r"[\n\r\t]", " ", text.rstrip("\r\n"))]
         if len(ids) <= self.usual_length:
