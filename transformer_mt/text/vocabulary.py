@@ -69,7 +69,7 @@ class Vocabulary:
         """Returns the target ids of `vocab.symbols`.
 
         Raises:
-            ConfigError: If they are no user-defined symbols of both languages.
+            ConfigError: If one is not a user-defined symbol of both languages.
         """
         for side in (self.src, self.tgt) if symbols else ():
             texts = side.table().ids
@@ -150,7 +150,7 @@ class SentencePieceModel:
         self._model_ids = special + rest
         """The model's id of each of our ids; -1 if there is no such piece."""
         self._ids = np.argsort(self._model_ids)[special.count(-1) :].tolist()
-        """Our id of each of the model's ids."""
+        """Our id of each of the model's ids: the inverse, without the -1, which sort first."""
         self._pieces = [pieces[max(i, 0)] for i in self._model_ids]
         for i, name in enumerate(("<pad>", "<unk>", "<s>", "</s>")):
             if special[i] < 0:
@@ -192,7 +192,7 @@ class SentencePieceModel:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of the model: `bpe`, `unigram`, `word` or `char`; told by what it can do."""
+        """The kind of the model, `bpe`, `unigram`, `word` or `char`, found by what it can do."""
         with suppress(RuntimeError):
             self._processor.nbest_encode("a", nbest_size=1)
             return "unigram"
@@ -258,7 +258,8 @@ def train_vocabulary(
             largest or smallest possible size.
     """
     names = ["this text"] if len(word_counts) == 1 else ["the source text", "the target text"]
-    models = [_train_model(*side, config) for side in zip(word_counts, names, strict=True)]
+    sides = zip(word_counts, names, strict=True)
+    models = [_train_model(counts, name, config) for counts, name in sides]
     return Vocabulary(models[0], models[-1], form)
 
 
