@@ -113,7 +113,8 @@ def prepare(
     """
     split = open_split(config.data, config.data.train)
     configured_vocab = load_configured_vocabulary(config, vocab)
-    if vocab := vocab or configured_vocab:
+    vocab = vocab or configured_vocab
+    if vocab:
         vocab.symbol_ids(config.vocab.symbols)  # raises an error if it lacks one
     folder, split_digest = Path(config.data.prepared_dir), split.digest()
     learned_path = folder / _fingerprint(config, split_digest, None)
@@ -261,7 +262,8 @@ def _write_ids(
     for encoded in _encode(config, split, cleaned, vocab):
         kept += len(encoded)
         for weight, pairs in groupby(encoded, itemgetter(2)):
-            for name, rows in zip(counts, zip(*pairs, strict=True), strict=False):
+            src_rows, tgt_rows, _ = zip(*pairs, strict=True)
+            for name, rows in (("src", src_rows), ("tgt", tgt_rows)):
                 lines = flatten(rows)
                 with (folder / f"{name}.ids").open("ab") as file:
                     file.writelines(repeat(lines.ids.astype(dtype).data, weight))
@@ -294,7 +296,7 @@ def _write_ids(
 def _encode(
     config: Config, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary
 ) -> Iterator[list[tuple[list[int], list[int], int]]]:
-    """Reads a split for the second time.
+    """Reads a split for the second time, and completes the counts of `cleaned`.
 
     Yields chunks of the pairs kept, each as source ids, target ids and weight.
     """
@@ -341,7 +343,7 @@ def _warn_of_unknown_pieces(corpus: PreparedCorpus) -> None:
 
 
 def warn_of_trained_pairs(name: str, raw: RawPairs, corpus: PreparedCorpus) -> None:
-    """Warns of a text, named for people, of which many pairs are also training pairs."""
+    """Warns if many pairs of a text, called `name` in the message, are also training pairs."""
     known = _count_common(encode_pairs(raw.src, raw.tgt, corpus.vocab), corpus.pairs)
     if known > max(1, _MANY_TRAINED * len(raw)):  # a single one may be a common sentence
         logger.warning(
