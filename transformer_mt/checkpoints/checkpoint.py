@@ -51,36 +51,29 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come. Weights and optimizer are stored as tensors.
+    """How far a run has come. Weights and optimizer are stored as tensors."""
 
-    `step` counts skipped steps too, `epoch` is that of the next step, from 0, of which `epoch_step`
-    steps are done, and `seconds` covers all resumptions. `best_bleu` is the best score by
-    `valid.metric`, 0 if that is nll, and negative before the first validation; `best_nll` decides
-    between equal ones. `precision` and `micro_batch_tokens` are the values to which `auto` was
-    resolved. `finer_step` is the step at which the latter was lowered for lack of memory, or 0, and
-    `changed_step` that at which a resumption last ended bit-equality. The digests are of the
-    training ids, of the validation text, and of the checkpoint of `train.init_from`, which had
-    taken `init_step` steps; `init_names` has its name and that of its text, and the digest of that.
-    """
-
-    step: NonNegativeInt = 0
-    epoch: NonNegativeInt = 0
-    epoch_step: NonNegativeInt = 0
-    seconds: NonNegativeFloat = 0.0
-    best_bleu: float = -1.0
+    step: NonNegativeInt = 0  # steps taken, skipped ones included
+    epoch: NonNegativeInt = 0  # that of the next step, from 0
+    epoch_step: NonNegativeInt = 0  # steps of this epoch that are done
+    seconds: NonNegativeFloat = 0.0  # training time over all resumptions
+    best_bleu: float = -1.0  # by `valid.metric`; 0 if that is nll, negative before any validation
     best_step: NonNegativeInt = 0
     validations_since_best: NonNegativeInt = 0
-    valid_step: NonNegativeInt = 0
+    valid_step: NonNegativeInt = 0  # that of the last validation
+    # The values to which `auto` was resolved.
     precision: Annotated[str, Field(pattern="^(fp32|bf16|fp16)$")] = "fp32"
     micro_batch_tokens: NonNegativeInt = 0
-    finer_step: NonNegativeInt = 0
-    corpus_digest: str = ""
-    valid_digest: str = ""
+    finer_step: NonNegativeInt = 0  # step at which it was lowered for lack of memory, or 0
+    corpus_digest: str = ""  # of the training ids
+    valid_digest: str = ""  # of the validation text
+    # The checkpoint of `train.init_from`: its steps, its digest, and its name, the name of its text
+    # and the digest of that.
     init_step: NonNegativeInt = 0
     init_digest: str = ""
     init_names: dict[str, str] = field(default_factory=dict)
-    best_nll: float = 0.0
-    changed_step: NonNegativeInt = 0
+    best_nll: float = 0.0  # decides between equal values of `best_bleu`
+    changed_step: NonNegativeInt = 0  # step at which a resumption last ended bit-equality, or 0
 
 
 @dataclass(frozen=True)
@@ -307,7 +300,7 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def _verify_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], state: RunState) -> None:
-    """Compares names, shapes and types of the tensors in a file, then reads them: all are finite.
+    """Requires the tensors of a file to have the given names and shapes and to be finite float32.
 
     The optimizer has no moments before the first step.
 
