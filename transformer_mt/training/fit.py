@@ -47,7 +47,7 @@ _LEAST_HEAD_WIDTH = 16
 
 def require_memory(config: ModelConfig, device: torch.device) -> None:
     """Refuses a model whose layers alone need too much memory, before anything is allocated."""
-    # Each weight of a layer takes part in as many operations per token.
+    # Each weight of a layer takes part in the same number of operations per token.
     parameters = sum(flops_per_token(config, tgt_size=0)) // FLOPS_PER_WEIGHT
     needed, available = _BYTES_PER_PARAMETER[device.type] * parameters, total_memory(device)
     if needed > available:
