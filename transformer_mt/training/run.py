@@ -49,7 +49,7 @@ def train(config: Config, run_dir: str | Path, first_dir: Path | None = None) ->
     Args:
         config: The configuration; must agree with the run's own if the run exists.
         run_dir: Where logs and checkpoints go.
-        first_dir: The run that is repeated, if any; what differs is said.
+        first_dir: The run that is repeated, if any; differences from it are reported.
 
     Returns:
         Where the run stands.
@@ -173,8 +173,8 @@ def build_trainer(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
     _require_same_everywhere(config, progress, processes)
-    sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
-    engine = Engine(config, *sizes, device, precision, processes)
+    src_size, tgt_size = corpus.vocab.src.size, corpus.vocab.tgt.size
+    engine = Engine(config, src_size, tgt_size, device, precision, processes)
     fitter = StepFitter(engine)
     limit = config.train.micro_batch_tokens
     if limit == "auto":
