@@ -94,7 +94,7 @@ class PyTorchRuntime:
         except (RuntimeError, MemoryError) as error:
             if len(sources) == 1 or not is_out_of_memory(error):
                 raise
-        # Here, so that what the error held is free.
+        # Outside `except`, so that the memory that the error holds is free.
         if not self._has_halved:
             self._has_halved = True
             message = "out of memory for %d sentences at once: decoded in halves, more slowly"
@@ -218,7 +218,7 @@ def log_probabilities(
 
     def score(batches: Sequence[Indices]) -> list[list[float]]:
         sums = [_sum_tokens(model, pairs.batch(batch).to(model.device)) for batch in batches]
-        return [each.tolist() for each in sums]  # after all, since this waits for a GPU
+        return [each.tolist() for each in sums]  # only at the end, since this waits for a GPU
 
     batches = cut_micro_batches(order, pairs.lengths, SCORED_POSITIONS)
     values = np.empty(len(pairs))
