@@ -72,7 +72,7 @@ class EpochPairs:
         if is_reversed.any():
             pairs = _reverse(pairs, is_reversed)
         if self._joins:
-            rng = np.random.default_rng([self._seed, epoch, 0, 1])
+            rng = np.random.default_rng([self._seed, epoch, 0, 1])  # `_sample` has blocks from 1
             pairs = _join_half(pairs, is_reversed, self._max_length, rng)
         return pairs
 
