@@ -78,7 +78,7 @@ class BPEDropout:
         new = symbols[columns != best[:, None] + 1].reshape(count, width - 1)
         new[np.arange(count), best] = merged
         merges = merges[columns[:-1] != best[:, None]].reshape(count, width - 2)
-        for changed in (best - 1, best):
+        for changed in (best - 1, best):  # the merged symbol has new neighbours
             rows = np.flatnonzero((changed >= 0) & (changed < width - 2))
             left = changed[rows]
             merges[rows, left] = self._draw_merges(new[rows, left], new[rows, left + 1], rng)
@@ -136,6 +136,7 @@ class LineSampler:
         lengths = np.add.reduceat(characters.counts, starts)
         firsts = characters.offsets[starts]
         lengths[np.minimum.reduceat(characters.counts, starts) == 0] = 0  # keeps its segmentation
+        # `order` has the place of each word in the concatenation of `drawn`: first, as it was.
         drawn, order = [words], np.arange(len(words))
         for rows in _group_by_length(lengths):
             columns = firsts[rows, None] + np.arange(lengths[rows[0]])
