@@ -103,8 +103,8 @@ class SourceStatistics:
     ) -> "SourceStatistics | None":
         """Chooses each value from those of several texts, by `max` or `min`, if any is known.
 
-        The share of several sentences and the number of lines are those of one text. Separately
-        chosen, they could describe a text that teaches to translate several, as none of these does.
+        The share of lines of several sentences and the number of lines are those of one text:
+        chosen separately, they could say that the model has learned to translate such lines.
         """
         known = [text for text in texts if text]
         if not known:
