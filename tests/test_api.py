@@ -24,6 +24,7 @@ import transformer_mt
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary, train_vocabulary
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
@@ -273,6 +274,21 @@ def test_attention(model):
     assert translated.predicted_pieces == [*translated.tgt_pieces[1:], "</s>"]
     empty = model.attention("")
     assert (empty.tgt_pieces, empty.predicted_pieces) == (["<s>"], ["</s>"])
+
+
+def test_attention_while_another_thread_computes(model, monkeypatch):
+    """Has no weights of the other. Sabotage: record those of any thread."""
+    compute, expected = Transformer.decoder_output, model.attention("abc", "de")
+    with ThreadPoolExecutor(1) as other:
+
+        def compute_twice(*arguments):
+            other.submit(compute, *arguments).result()
+            return compute(*arguments)
+
+        monkeypatch.setattr(Transformer, "decoder_output", compute_twice)
+        attention = model.attention("abc", "de")
+    for kind in ("encoder", "decoder", "cross"):
+        np.testing.assert_array_equal(getattr(attention, kind), getattr(expected, kind))
 
 
 def test_encoder_output_and_logits(model):

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any, Literal
 
 import torch
@@ -315,10 +316,12 @@ class Transformer(nn.Module):
             `encoder`, (B, H, S, S) each; `decoder`, (B, H, T, T); `cross`, (B, H, T, S).
         """
         weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
+        thread = get_ident()
 
         def record(into: list[Tensor], module: nn.Module, args: tuple[Any, ...]) -> None:
             q, k, _, mask, causal = args
-            into.append(attention_weights(q, k, mask, causal))
+            if get_ident() == thread:  # others may use the model meanwhile
+                into.append(attention_weights(q, k, mask, causal))
 
         with ExitStack() as hooks:  # removes them at the end
             for name, module in self.named_modules():
