@@ -259,6 +259,12 @@ def test_a_vocabulary_for_each_language(tmp_path):
     assert model.translate(["ab"]) == [best.strip()]
 
 
+def test_an_interruption_reaches_another_process():
+    """As from a pool of processes that train."""
+    stop = pickle.loads(pickle.dumps(transformer_mt.Interrupted(15)))
+    assert (str(stop), stop.exit_code) == ("stopped by signal 15", 143)
+
+
 def test_attention(model):
     """Rows and columns are pieces, every row sums to 1, and nothing attends to the future."""
     weights = model.attention("abc de f", "abc de")

@@ -80,5 +80,8 @@ class Interrupted(BaseException):
     """
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by signal {signum}")
+        super().__init__(signum)  # the argument that unpickling passes
         self.exit_code = 128 + signum
+
+    def __str__(self) -> str:
+        return f"stopped by signal {self.args[0]}"
