@@ -369,6 +369,7 @@ def test_arguments(copy_run, model, monkeypatch):
     for error, message, call in (
         (CheckpointError, "nowhere: no such run", lambda: load("nowhere")),
         (ConfigError, "device cuda:0: choose auto, cpu, cuda", lambda: load(run, device="cuda:0")),
+        (TypeError, r"device device\(.*: pass a", lambda: load(run, device=torch.device("cpu"))),
         (ConfigError, "precision int8: choose fp32, bf16", lambda: load(run, precision="int8")),
         (ConfigError, "split no: choose auto, long, never", lambda: load(run, split="no")),
         (ConfigError, "maximum length 0", lambda: load(run, max_length=0)),

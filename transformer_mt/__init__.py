@@ -91,6 +91,8 @@ def load(
 
     chosen = {"device": (device, Device), "precision": (precision or "fp32", Precision)}
     for name, (value, choices) in {**chosen, "split": (split, Split)}.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} {value!r}: pass a str, {' or '.join(get_args(choices))}")
         if value not in get_args(choices):
             raise ConfigError(f"{name} {value}: choose {', '.join(get_args(choices))}")
     models = find_models([Path(item) for item in (path, *others)])
