@@ -30,7 +30,7 @@ SavedModels: TypeAlias = "list[Checkpoint] | list[ExportedModel]"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairAttention:
     """Attention weights of a sentence pair: for each layer, an array (H, queries, keys).
 
@@ -56,7 +56,7 @@ class PairAttention:
     cross: "list[Array]" = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TranslationModel:
     """One or several trained models, ready to translate.
 
