@@ -387,6 +387,7 @@ def test_arguments(copy_run, model, monkeypatch):
         (TypeError, "pass a list of lines", lambda: model.sample("abc")),
         (TypeError, "pass a list of lines", lambda: model.score("a", ["a"])),
         (TypeError, "pass a list of lines", lambda: model.score(["a"], "a")),
+        (TypeError, "not a bytes", lambda: model.translate(b"")),
         (TypeError, "not a dict", lambda: model.translate({"a": "b"})),
         (TypeError, "not a Table", lambda: model.translate(Table())),
         (TypeError, "item 1 of the lines is NoneType", lambda: model.translate(["a", None])),

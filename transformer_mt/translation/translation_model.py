@@ -300,7 +300,7 @@ def _list_lines(lines: Iterable[str]) -> list[str]:
     """
     rows = list(lines)
     is_table = getattr(lines, "ndim", 1) > 1  # the items of one of pandas are its columns' names
-    if is_table or isinstance(lines, (str, Mapping, Set)):
+    if is_table or isinstance(lines, (str, bytes, Mapping, Set)):
         raise TypeError(f"pass a list of lines, such as [line], not a {type(lines).__name__}")
     for i, line in enumerate(rows):
         if not isinstance(line, str):
