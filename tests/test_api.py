@@ -121,6 +121,7 @@ def test_the_process_stays_as_it_was(copy_run, exported_run):
 FORK = """
 import os, sys, torch, transformer_mt, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, of a fork beside threads
+fork = " was loaded before a fork: load models only in the processes that use them"
 torch.set_num_threads(2)
 for path in sys.argv[1:]:
     model = transformer_mt.load(path)
@@ -135,7 +136,7 @@ for path in sys.argv[1:]:
             try:
                 call()
             except transformer_mt.errors.TransformerMTError as error:
-                refused += str(error).endswith(" was loaded before a fork: load it in each process")
+                refused += str(error).endswith(f"{fork}, or start these by spawn")
         os._exit(refused)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), model.translate(["abc"]))
 """

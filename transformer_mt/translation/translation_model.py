@@ -103,7 +103,10 @@ class TranslationModel:
     def _require_loading_process(self) -> None:
         """Raises ForkError in a forked process, which lacks the threads that decoding waits for."""
         if os.getpid() != self.process:
-            raise ForkError(f"{self.name} was loaded before a fork: load it in each process")
+            raise ForkError(
+                f"{self.name} was loaded before a fork: load models only in the processes that use"
+                " them, or start these by spawn"
+            )
 
     def translator(self, options: SearchOptions = DEFAULT_SEARCH) -> Translator:
         """Makes a translator of lines.
