@@ -60,6 +60,17 @@ def test_projected_under_autocast(dtype):
         assert (1e6 * gradient - exact).norm() < 0.02 * exact.norm()
 
 
+def test_smoothing_is_not_rounded_in_bf16():
+    """A sure token has the gradient 1 - 0.9. Sabotage: add -0.9 to the bf16 matrix itself."""
+    output, output_weight = torch.eye(16)[None, 1:].requires_grad_(), torch.zeros(1000, 16)
+    output_weight[:16] = 40 * torch.eye(16)
+    with torch.autocast("cpu", torch.bfloat16):
+        value, _ = loss.projected_loss(output, output_weight, torch.arange(1, 16)[None], 0.1, 0)
+    value.backward()
+    expected = 40 * (1 - (0.9 + 0.1 / 1000))
+    assert_close(output.grad[0, :, 1:].diag(), torch.full((15,), expected), rtol=0.005, atol=0.0)
+
+
 def test_small_probabilities_keep_their_precision():
     """In float16, with many equally probable tokens and a smoothing close to their probability."""
     size, smoothing = 29_000, 0.98

@@ -152,8 +152,10 @@ class _ProjectedLoss(torch.autograd.Function):
                 )
                 loss += (losses * not_padding[chunk]).sum()
                 nll += (nlls * not_padding[chunk]).sum()
-                # The target's part. `scatter_add_` would copy the whole matrix in bf16 on a CPU.
-                grads[positions[: len(grads)], ids[chunk]] += grad_scale * (smoothing - 1)
+                # The target's part, in float32, since a CPU would first round the number to bf16.
+                # `scatter_add_` would copy the whole matrix in bf16 on a CPU.
+                places = positions[: len(grads)], ids[chunk]
+                grads[places] = (grads[places].float() + grad_scale * (smoothing - 1)).to(dtype)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
                 grad_weight += weight_gradient(grads, scaled_rows[chunk] * not_padding[chunk])
         grad_rows = grad_rows[: targets.numel()].div_(grad_scale)
