@@ -289,8 +289,12 @@ def test_a_table_whose_name_says_its_columns(tmp_path):
     for name in ("x", "x.de-en.tsv.gz", "*.de-en.tsv.gz"):
         assert pairs_of(config, name) == [("a", "b"), ("c", "d")]
     assert pairs_of(config, "y") == pairs_of(config, "y.en-de.tsv") == [("b", "a"), ("d", "c")]
-    (tmp_path / "z.de-en.tsv").write_bytes('a "b\tc" d\nx\u2028y\tz\rw\n\t\n'.encode())
-    assert pairs_of(config, "z") == [('a "b', 'c" d'), ("x\u2028y", "z\rw"), ("", "")]
+    before = open_split(config, "x").digest()  # by which a prepared corpus is found again
+    (tmp_path / "x.de-en.tsv.gz").rename(tmp_path / "x.en-de.tsv.gz")
+    assert open_split(config, "x").digest() != before
+    (tmp_path / "z.de-en.tsv").write_bytes('a "b\tc" d\nx\u2028y\tz\rw\nde\ten\n\t\n'.encode())
+    pairs = [('a "b', 'c" d'), ("x\u2028y", "z\rw"), ("de", "en"), ("", "")]
+    assert pairs_of(config, "z") == pairs
 
 
 def parquet(columns: dict | list, names: list[str] | None = None) -> bytes:

@@ -286,9 +286,10 @@ def test_to_count_trained_pairs_takes_little_memory():
 def test_targets_with_a_symbol_are_refused(folder, caplog):
     """Search never writes one. In sources, and in pairs that are dropped, it may stand."""
     config = tiny_config(folder, vocab__symbols=["<url>", "<x>"], vocab__kind="char")
-    pairs = [("<url> a", "b"), ("", "<url>"), ("c", "d"), ("e <x>", "f")]
+    pairs = [("<url> a", "b"), ("", "<url> c@@"), ("c@@ c", "d"), ("e <x>", "f@@")]
     write_pairs(folder, "train", pairs)
     assert prepare(config).report.kept == 3
+    assert "data.train = train: 2 pairs are cut into pieces with @@" in caplog.text
     names, message = prepared_names(folder), "^vocab.symbols: 2 training targets have a symbol, but"
     write_pairs(folder, "train", [*pairs, ("a", "<url>"), ("a", "see b<x>, <url>.")])
     refuses(DataError, message, prepare, config)

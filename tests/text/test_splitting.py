@@ -286,10 +286,11 @@ def test_every_part_of_a_line_has_the_symbols_at_its_beginning(kind):
 @pytest.mark.parametrize("lines", [60_000, 4_500_000])
 def test_two_texts_of_single_sentences_are_one(lines):
     """Though one is little. Sabotage: choose the largest share and the largest number of lines."""
-    texts = (0.005, lines), (0.05, 300), (0.3, lines)
-    large, little, taught = (SourceStatistics(9, 8, share, 0.0, n) for share, n in texts)
-    for texts, is_single in (((large, little), True), ((large, taught), False)):
-        assert SourceStatistics.combine(max, texts).is_single_sentences == is_single
+    texts = (0.005, lines), (0.05, 300), (0.3, lines), (0.02, 9_000_000)
+    large, little, taught, more = (SourceStatistics(9, 8, share, 0.0, n) for share, n in texts)
+    assert SourceStatistics.combine(max, (large, little)).is_single_sentences
+    for texts in ((large, taught), (little, more)):
+        assert not SourceStatistics.combine(max, texts).is_single_sentences
     assert SourceStatistics.combine(min, (large, taught)).is_single_sentences
 
 

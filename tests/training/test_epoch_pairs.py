@@ -109,7 +109,7 @@ def test_which_pairs_are_joined_depends_on_seed_and_epoch():
 def test_half_of_the_pairs_are_joined(tmp_path, reversing):
     """Others in the next epoch. Sabotage: join a pair with a reversed one; ignore the length."""
     for seed, split in enumerate(("train", "validation")):  # a reversed pair differs from the pair
-        write_pairs(tmp_path, split, [(line, line[::-1]) for line in copy_lines(600, seed)])
+        write_pairs(tmp_path, split, [(line, f"{line[::-1]} x") for line in copy_lines(600, seed)])
     recipe = {"train__bidirectional_epochs": reversing, "train__join_pairs": True}
     config = tiny_config(tmp_path, **recipe, data__max_length=40)
     trainer, joined = build_trainer(config, tmp_path / "run"), []
