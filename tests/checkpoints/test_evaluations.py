@@ -78,6 +78,9 @@ def test_scores_of_weights_that_were_replaced_are_left_out(tmp_path, caplog):
     assert not read_evaluations(tmp_path)
     message = f"{file}: {path.name} was saved again since; evaluate it again; left out"
     assert caplog.messages == [message]
+    average = path.rename(tmp_path / "averaged-2")
+    write_evaluation(average, replace(RECORD, checkpoint=average.name))
+    assert not read_evaluations(average)
 
 
 def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
@@ -130,6 +133,7 @@ def test_an_edited_record_is_left_out(tmp_path, caplog, key):
     ("changes", "message"),
     [
         ({"hypotheses": ["a", "b"]}, "damaged (content: Value error, numbers of lines differ)"),
+        ({"references": [["a", "b"]]}, "damaged (content: Value error, numbers of lines differ)"),
         ({"domain": "news"}, "unknown key domain; use a newer transformer-mt"),
     ],
 )

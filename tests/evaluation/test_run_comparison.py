@@ -13,6 +13,7 @@ from conftest import assert_one_error
 from transformer_mt.checkpoints import evaluations
 from transformer_mt.checkpoints import run_description as stored
 from transformer_mt.checkpoints.layout import checkpoint_digest
+from transformer_mt.checkpoints.metrics import run_names
 from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 from transformer_mt.system.manifest import MANIFEST
 
@@ -47,7 +48,7 @@ def write_score(
     run: Path, value: float, search=None, checkpoint="step-00000020", digest="", **changes
 ) -> None:
     names = {"test_set": "own, split test", "tokenizer": "13a", **changes}
-    scores = [evaluations.Score("bleu", value, f"nrefs:1|tok:{names['tokenizer']}")]
+    scores = [evaluations.Score("bleu", value, f"nrefs:1|bs:1000|seed:1|tok:{names['tokenizer']}")]
     search = search or evaluations.SearchSetting()
     values = checkpoint, digest, search, scores, ["a"], [["a"]], ["a"]
     record = evaluations.EvaluationRecord(names["test_set"], *values)
@@ -90,6 +91,7 @@ def test_runs_that_differ_in_the_seed_are_a_group(groups):
     assert {(row["model.norm"], row["search"]) for row in pre} == {("pre", GREEDY)}
     assert pre[3][TEST] == f"34.00 ± {statistics.stdev([30, 32, 37]):.2f}"
     assert pre[3]["steps"] == "40"
+    assert run_names([Path("/a/x"), Path("/b/x"), Path("/b/y")]) == ["a/x", "b/x", "b/y"]
 
 
 def test_weights_are_named_only_where_there_is_an_average(tmp_path):
@@ -99,6 +101,11 @@ def test_weights_are_named_only_where_there_is_an_average(tmp_path):
     shutil.rmtree(run / "evaluations")
     row = read_rows([run])[0][0]
     assert row["validation: BLEU"] == 30.0 and row["validation: perplexity"] == 1.0
+
+
+def test_the_best_validation_is_that_of_the_key(tmp_path):
+    row = read_rows([write_run(tmp_path / "run", 20.0, valid__metric="nll")])[0][0]
+    assert (row[BLEU], row[PERPLEXITY]) == (10.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +225,9 @@ def test_averages_of_any_name_are_seeds_of_one_setting(tmp_path):
         path.symlink_to(place) if path.name == "link" else shutil.copytree(place, path)
     [group] = read_rows(paths)
     assert [row["search"] for row in group] == [GREEDY] * 3
+    three = describe(small_config(train__seed=1), averaged_steps=[1, 2, 3])
+    stored.write_description(paths[1], three)
+    assert [len(group) for group in read_rows(paths)] == [2, 1]
 
 
 def test_a_text_has_one_column_though_its_folder_was_renamed(tmp_path):
@@ -269,8 +279,8 @@ def test_what_is_missing_is_blank(tmp_path, caplog):
     assert second.keys() == {"run", "train.seed", "parameters", "search", "signatures", TEST}
     assert second["search"] == f"{GREEDY}, step-00000020"
     assert third == {"run": "3", "train.seed": 3, "parameters": 7_065_600}
-    del second["search"]
-    mean = with_means([[second, fourth]])[2]
+    del second["search"], fourth["search"]
+    mean = with_means([[fourth, second]])[2]
     assert {title for title in mean if mean[title]} == {"run", "parameters", TEST}
     assert caplog.text.count("left out") == 4 and "1/run.json: damaged" in caplog.text
     assert format_rows(groups, "csv").splitlines()[1].startswith(f'1,,"{GREEDY}",40,4.5,')
@@ -304,7 +314,7 @@ def test_the_baseline_is_paired_by_seed(sweep, call):
     expected = [(GREEDY, TEST), (GREEDY, "wmt16: BLEU"), (BEAM, TEST)]
     assert names == [("post", "2, 3", *each) for each in expected]
     values = [[row[key] for key in ("difference", "std. dev.", "t", "df")] for row in rows]
-    assert values[0] == pytest.approx([1.25, 0.125**0.5, 5.0, 1])
+    assert values[0] == values[2] == pytest.approx([1.25, 0.125**0.5, 5.0, 1])
     assert values[1] == pytest.approx([-1.25, 0.125**0.5, -5.0, 1])
     result = call("compare", *sweep[-2:], "--baseline", sweep[1])
     assert_one_error(result, "--baseline: evaluate two seeds of both settings")
@@ -346,7 +356,7 @@ def test_no_two_rows_look_the_same():
     lines = format_rows(groups, "markdown", ["x*"]).splitlines()
     assert lines[0] == "| run | optim.lr_scale | search | x: BLEU |" and lines[2] != lines[3]
     assert "\noptim.lr\\_scale & search & x: BLEU " in format_rows(groups, "latex", ["x*"])
-    assert "0.5000" in format_rows([[{"score": "x: BLEU", "p": 0.5}]], "latex", ["p"])
+    assert "0.0005" in format_rows([[{"score": "x: BLEU", "p": 0.0005}]], "latex", ["p"])
 
 
 def test_latex():
