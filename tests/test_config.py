@@ -248,6 +248,7 @@ def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
     ("override", "line"),
     [
         ("train.max_minutes=6", "max_minutes = 6.0  # --set"),
+        ("train.seed=1", "seed = 1  # --set"),  # the default
         ("optim.betas=[0.8, 0.9]", "betas = [0.8, 0.9]  # --set"),
         ("optim.eps=0.00000001", "eps = 1e-08  # --set"),
         ('data.test={tgt="b", src="a\'s"}', 'test = { src = "a\'s", tgt = "b" }  # --set'),

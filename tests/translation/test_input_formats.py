@@ -133,6 +133,9 @@ def test_rows_that_cannot_be_translated_are_kept(caplog):
     assert translated("tsv", b"a\nb\tc\n", "1", "2") == b"a\tA\nb\tc\n"
     assert translated("csv", b"a, b, c;d\ne;f\n", "1", "2") == b"a, b, c;A, B, C\ne;E\n"
     assert translated("csv", b'a, "b ""c"\n', "2") == b'a, "B ""C"\n'
+    assert translated("csv", b'"a, b, c";d\n2\n', "2") == b'"a, b, c";D\n2\n'
+    refuses(DataError, ": 1, in line 1$", translated, "tsv", b"a\tb\n", "1", "4")
+    refuses(DataError, "^in: 2 columns are named de; ", translated, "csv", b"de,de\n1,2\n", "de")
     bad = b"1\n" * 5 + b'"1"1,1\n'
     assert translated("csv", bad + b"1,a\n", "2") == bad + b"1,A\n"
     assert caplog.messages[-1].endswith(": 6, in line 1, 2, 3, 4, 5, ...")
@@ -224,6 +227,7 @@ def test_json_objects():
     assert translated("jsonl", b'{"x": "y", "z": ["x"]}', "x", "e") == new
     new = b'{"x": "y", "a": {"b": {"c": "Y"}}}'
     assert translated("jsonl", b'{"x": "y"}', "x", "a.b.c") == new
+    assert translated("jsonl", b'{"x": "y", "a": {}}', "x", "a.b") == b'{"x": "y", "a": {"b": "Y"}}'
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r\r\n"])
