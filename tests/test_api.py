@@ -313,6 +313,19 @@ def test_encoder_output_and_logits(model):
     assert all(array.dtype == np.float32 for array in (logits, memory))
 
 
+def test_a_caller_with_autocast_or_a_default_device(model):
+    """Gets the same; the device `meta` stands for CUDA. Sabotage: suspend no autocast."""
+
+    def compute() -> list:
+        found = model.n_best(["abc"], n=2), model.sample(["abc"])
+        return [*found, model.score(["abc"], ["de"]), model.logits("abc", "de").tolist()]
+
+    expected = compute()
+    for context in (torch.autocast("cpu", torch.bfloat16), torch.device("meta")):
+        with context:
+            assert compute() == expected
+
+
 def test_a_model_in_training_mode(tmp_path):
     """As in a notebook that trains it: nothing is dropped meanwhile. Sabotage: keep the mode."""
     save_model(tmp_path / "step", small_config(model__dropout=0.5))

@@ -90,7 +90,8 @@ class PyTorchRuntime:
     ) -> list[list[Hypothesis]]:
         """Decodes a batch, or its halves one by one if memory runs out."""
         try:
-            return self._search(options, sources, raise_if_cancelled) if sources else []
+            with torch.autocast(self.device_type, enabled=False):  # the caller's
+                return self._search(options, sources, raise_if_cancelled) if sources else []
         except (RuntimeError, MemoryError) as error:
             if len(sources) == 1 or not is_out_of_memory(error):
                 raise
@@ -116,10 +117,11 @@ class PyTorchRuntime:
             return logits.index_fill_(1, self._never, -torch.inf) if len(self._never) else logits
 
         device = self.model.device
-        rows = [torch.tensor((*source.ids, EOS_ID)) for source in sources]
+        # Not on the caller's default device: what is on CUDA cannot be pinned.
+        rows = [torch.tensor((*source.ids, EOS_ID), device="cpu") for source in sources]
         src = copy_to_device(pad_sequence(rows, batch_first=True, padding_value=PAD_ID), device)
         limits = [len(source.ids) + EXTRA_LENGTH for source in sources]
-        max_lengths = copy_to_device(torch.tensor(limits), device)
+        max_lengths = copy_to_device(torch.tensor(limits, device="cpu"), device)
         state = self.model.begin_decoding(src, max(limits))
         if options.sampling:
             sampler = Sampler(sources, options.sampling, device)
@@ -164,7 +166,12 @@ class PyTorchRuntime:
             raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
         pair = EncodedPairs(flatten([source]), flatten([target])).batch(np.array([0]))
         device = self.model.device
-        with torch.no_grad(), evaluation_mode(self.model), compute_settings(device, tf32=False):
+        with (
+            torch.no_grad(),
+            evaluation_mode(self.model),
+            compute_settings(device, tf32=False),
+            torch.autocast(device.type, enabled=False),
+        ):
             yield self.model, pair.to(device)
 
 
@@ -232,7 +239,8 @@ def _sum_tokens(model: Transformer | Ensemble, batch: Batch) -> Tensor:
     members: Any = [model] if isinstance(model, Transformer) else model.models
     of_members = []
     for member in members:
-        with compute_settings(model.device, tf32=False):
+        settings = compute_settings(model.device, tf32=False)
+        with settings, torch.autocast(model.device.type, enabled=False):
             logits = member(batch.src, batch.tgt_in).float()  # (B, T, V)
         losses = F.cross_entropy(
             logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD_ID, reduction="none"
