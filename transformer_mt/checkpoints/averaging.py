@@ -31,7 +31,8 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
 
     Raises:
         CheckpointError: If `run_dir` is not a run or has fewer checkpoints, one of them is damaged
-            or of another run, or an old one that is kept as the best; or the output exists.
+            or of another run, or an old one that is kept as the best; or the output exists or
+            cannot be made.
     """
     paths = list_checkpoints(run_dir)
     if len(paths) < last:

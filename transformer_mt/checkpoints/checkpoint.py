@@ -32,7 +32,13 @@ from transformer_mt.config.section import OnChange
 from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.console import logger
-from transformer_mt.system.files import atomic_directory, canonical_json, read_json, sha256
+from transformer_mt.system.files import (
+    atomic_directory,
+    canonical_json,
+    read_json,
+    set_mode,
+    sha256,
+)
 from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
@@ -237,10 +243,7 @@ def write_tensors(
         safetensors.torch.save_file(contiguous, path, metadata)
     except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
         raise OSError(errno.EIO, str(error)) from error
-    # safetensors lets only the owner read its files, regardless of the umask; but a file system on
-    # which all files have one mode may refuse to set it.
-    if path.stat().st_mode != mode:
-        path.chmod(mode)
+    set_mode(path, mode)  # safetensors lets only the owner read its files, whatever the umask is
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from transformer_mt.config.splits import Split
 from transformer_mt.errors import DataError, TransformerMTError
 from transformer_mt.evaluation import findings
 from transformer_mt.system.console import logger
+from transformer_mt.system.files import scratch_directory
 from transformer_mt.text.batching import Indices, encode_pairs
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import prepare
@@ -68,13 +68,11 @@ def _sample_training(run: RecordedRun) -> dict[str, RawPairs]:
     """Samples the pairs that cleaning has kept of the training text, prepared again if need be."""
     recorded = run.progress.corpus_digest or (run.description and run.description.corpus_digest)
     vocab = run.checkpoint.vocab if run.checkpoint else None
-    # Network file systems keep files that are mapped, and so the folder.
-    scratch_folder = TemporaryDirectory(ignore_cleanup_errors=True)
-    with _unless_missing(_TRAINING), scratch_folder as scratch:
+    with _unless_missing(_TRAINING), scratch_directory() as scratch:
         if not vocab and run.config.train.init_from:
             raise DataError("the run, whose vocabulary is another's, has no checkpoint yet")
         data = readable_corpus(run.config.data, run.config.data.train)
-        corpus = prepare(run.config.model_copy(update={"data": data}), vocab, Path(scratch))
+        corpus = prepare(run.config.model_copy(update={"data": data}), vocab, scratch)
         if recorded not in (None, corpus.digest):
             raise DataError(f"data.train = {data.train}: has changed since the run read it")
         positions, pairs, vocab = _spread(len(corpus.pairs)), corpus.pairs, corpus.vocab

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Literal, TextIO
 
 from pydantic import TypeAdapter, ValidationError
@@ -43,9 +44,8 @@ def atomic_file(
     try:
         with naming(path):
             with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
-                # A file system on which all files have one mode may refuse to set it.
-                if path.exists() and path.stat().st_mode != temporary.stat().st_mode:
-                    shutil.copymode(path, temporary)
+                if path.exists():
+                    set_mode(temporary, path.stat().st_mode)
                 file.truncate(kept_bytes or 0)
                 file.seek(kept_bytes or 0)
                 yield file
@@ -55,6 +55,19 @@ def atomic_file(
     finally:
         if kept_bytes is None:
             temporary.unlink(missing_ok=True)
+
+
+def set_mode(path: Path, mode: int) -> None:
+    """Sets a file's mode unless it has it: file systems with one mode for all files may refuse."""
+    if path.stat().st_mode != mode:
+        path.chmod(mode)
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Yields a directory that is deleted at the end; NFS may keep files that are still mapped."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 def read_packaged(package: str, name: str) -> str:

@@ -2,7 +2,6 @@
 
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.config.loading import format_value
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
+from transformer_mt.system.files import scratch_directory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices
 from transformer_mt.training.engine import LogWindow
@@ -31,12 +31,9 @@ def dry_run(config: Config, run_dir: Path) -> str:
     would end training at its start.
     """
     require_writable(run_dir)
-    with (
-        # Network file systems keep files that are mapped, and so the folder.
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
-        join_processes(choose_device(config.train.device).type) as processes,
-    ):
-        trainer = build_trainer(config, run_dir, Path(scratch), processes)
+    device = choose_device(config.train.device)
+    with scratch_directory() as scratch, join_processes(device.type) as processes:
+        trainer = build_trainer(config, run_dir, scratch, processes)
         steps = trainer.start_epoch()
         with compute_settings(trainer.engine.device, tf32=True):
             trainer.progress = trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)

@@ -34,7 +34,7 @@ def export(
         license: The hub's id of the licence that the card names; None names none.
 
     Raises:
-        CheckpointError: If the directory exists.
+        CheckpointError: If the directory exists or cannot be made.
         ConfigError: If the format does not support the model or the quantization, CTranslate2 is
             needed and not installed, or the exported model has other scores.
     """
