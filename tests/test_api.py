@@ -71,6 +71,7 @@ assert "torch" not in sys.modules
     run_python(code)
     errors = {name for name in vars(transformer_mt.errors) if name[0].isupper()}
     assert errors | {"TranslationModel", "Translation"} <= set(transformer_mt.__all__)
+    assert set(transformer_mt.__all__) <= set(dir(transformer_mt))
     for name in transformer_mt.__all__:
         assert getattr(transformer_mt, name).__name__ == name
     with pytest.raises(AttributeError, match="nothing"):

@@ -112,7 +112,7 @@ def first(path: str) -> str:
     best: Translation = model.n_best(["a"], n=2)[0][0]
     failures: tuple[type[TransformerMTError], ...] = (DataError, transformer_mt.ConfigError)
     number: int = best.text
-    return best.text
+    return transformer_mt.misspelt(best.text)
 """
 
 
@@ -156,5 +156,6 @@ def test_an_editable_installation_shows_its_types(tmp_path):
     python = tmp_path / "new" / "bin" / "python"
     mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "client.py"]
     checked = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True)
-    [mistake, _] = checked.stdout.splitlines()
+    [mistake, misspelt, *_, _] = checked.stdout.splitlines()
     assert mistake.startswith("client.py:10: error: Incompatible types in assignment")
+    assert misspelt.startswith('client.py:11: error: Module has no attribute "misspelt"')

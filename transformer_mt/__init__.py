@@ -146,8 +146,15 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     return metrics.read_metrics(Path(run))
 
 
-def __getattr__(name: str) -> Any:
-    """Imports a public class when it is first used, which takes longer than the package."""
-    if name in __all__:
-        return getattr(import_module("transformer_mt.translation.translation_model"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """Lists the public classes, too, before they are imported, so that they can be completed."""
+    return sorted({*globals(), *__all__})
+
+
+if not TYPE_CHECKING:  # a type checker would take a misspelt name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """Imports a public class when it is first used, which takes longer than the package."""
+        if name in __all__:
+            return getattr(import_module("transformer_mt.translation.translation_model"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
