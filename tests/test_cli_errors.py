@@ -46,6 +46,8 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["trian"], "'train'"),
         (["translate", "RUN", "-onope/a", "--output=nope/b"], "--output takes one value, but was"),
         (["train", "x.toml", "--run", "a", "--run", "b"], "--run takes one value"),
+        (["train", "nope/x.toml", "--run", ""], "--run is empty: name a file or folder"),
+        (["translate", "RUN", "-i", TEXT, "-i", "", "--output-dir", "nope/a"], "--input is empty"),
         (["plot"], "Missing command. (see transformer-mt plot --help)"),
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),

@@ -121,13 +121,16 @@ class GroupedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses a second value for an option that names one file; Typer drops the first.
 
-        Other options may be repeated, since a later one replaces that of a script.
+        Other options may be repeated, since a later one replaces that of a script. An empty name,
+        as of a variable that is not set, would be the current folder.
         """
-        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        values, _, given = self.make_parser(ctx).parse_args(list(args))
         for parameter, times in Counter(given).items():
-            takes_one = not parameter.multiple and str(parameter.metavar).endswith(("FILE", "DIR"))
-            if takes_one and times > 1 and not ctx.resilient_parsing:
+            is_path = str(parameter.metavar).endswith(("FILE", "DIR")) and not ctx.resilient_parsing
+            if is_path and times > 1 and not parameter.multiple:
                 ctx.fail(f"{parameter.opts[-1]} takes one value, but was given {times} times")
+            if is_path and "" in (values[parameter.name], *values[parameter.name]):
+                ctx.fail(f"{parameter.opts[-1]} is empty: name a file or folder")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
