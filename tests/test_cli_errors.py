@@ -74,6 +74,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "run", "other", "--save", "out"], "--save works with one run or --ensemble"),
         (["evaluate", "run", "other", "--hypotheses", "h"], "--hypotheses works with one run"),
         (["evaluate", "RUN", "--json", "--samples", "2"], "leave out --samples or --json"),
+        (["evaluate", "nowhere", "--overwrite"], "--overwrite needs --save"),
         *(
             (["translate", "RUN", *words.split()], message)
             for words, message in (

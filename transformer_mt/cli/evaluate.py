@@ -116,6 +116,13 @@ class ReportGroup(OptionGroup):
     json_: bool = report_flag(None, "--json")
     """Print JSON: one object per system, one per line."""
 
+    def check(self) -> None:
+        """Refuses options that have no effect."""
+        if self.json_ and self.samples:
+            raise ConfigError("--json prints no sentences: leave out --samples or --json")
+        if self.overwrite and not self.save:
+            raise ConfigError("--overwrite needs --save")
+
 
 @with_groups
 def evaluate(
@@ -142,8 +149,7 @@ def evaluate(
     """
     runs = [paths] if paths and search.ensemble else [[path] for path in paths or ()]
     scored.check(len(runs), report.save)
-    if report.json_ and report.samples:
-        raise ConfigError("--json prints no sentences: leave out --samples or --json")
+    report.check()
     if (runs and not scored.hypotheses) or (scored.baseline and scored.baseline.is_dir()):
         search.warn_of_length_penalty()
     elif search.beam_size != SearchOptions.beam_size:
