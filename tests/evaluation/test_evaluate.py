@@ -213,6 +213,10 @@ def test_a_length_penalty_of_greedy_search_is_a_warning(copy_run, texts, call):
     file, run = (("--baseline", each) for each in (texts / "hyp", copy_run))
     for more, warned in (((), True), (file, True), (run, False), ((copy_run,), True)):
         assert call(*words, *more).err.count("--beam-size has no effect on --hyp") == warned
+    others = "--length-penalty", 0.6, "--precision", "bf16", "--max-length", 9, "--raw"
+    done = call(*words[:-2], *others, "--ensemble")
+    names = [line.split()[1] for line in done.err.splitlines() if "no effect on --hyp" in line]
+    assert names == ["--length-penalty", "--precision", "--max-length", "--raw"]
 
 
 def test_languages_without_a_run(texts, call, copy_run, monkeypatch):

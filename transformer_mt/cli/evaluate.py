@@ -152,8 +152,10 @@ def evaluate(
     report.check()
     if (runs and not scored.hypotheses) or (scored.baseline and scored.baseline.is_dir()):
         search.warn_of_length_penalty()
-    elif search.beam_size != SearchOptions.beam_size:
-        logger.warning("--beam-size has no effect on --hypotheses")
+    else:
+        for name in (*search.given(), *model.given()):
+            if name != "--ensemble":  # which makes one system of the runs that are named
+                logger.warning("%s has no effect on --hypotheses", name)
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw),
         SearchOptions(search.beam_size, search.length_penalty, batch_tokens=model.batch_tokens),

@@ -65,6 +65,12 @@ class OptionGroup(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
+    def given(self) -> list[str]:
+        """Names the options that have another value than their default."""
+        fields = type(self).model_fields
+        changed = (name for name, value in self if value != fields[name].default.default)
+        return [f"--{name.replace('_', '-')}" for name in changed]
+
 
 class SearchGroup(OptionGroup):
     """How `translate` and `evaluate` search."""
