@@ -122,8 +122,11 @@ def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
     scores = "--scores", "--input", source
     plain = translate(*scores, "--length-penalty", "0")
     assert plain.code == 0 and plain.out != translate(*scores).out
-    draws = translate("--input", source, "--sample", "--length-penalty", "0")
-    assert draws.code == 0 and "--beam-size" not in draws.err  # which sampling refuses
+    draws = "--input", source, "--sample", "--length-penalty", "0"
+    for words, warned in ((), True), (("--scores",), False):
+        done = translate(*draws, *words)
+        assert done.code == 0 and "--beam-size" not in done.err  # which sampling refuses
+        assert ("--length-penalty has no effect on sampling\n" in done.err) == warned
 
 
 @pytest.mark.parametrize("made_by", ["copy_run", "exported_run"])

@@ -82,11 +82,12 @@ class SearchGroup(OptionGroup):
     length_penalty: float = search_option("ALPHA", default=SearchOptions.length_penalty, min=0.0)
     """Exponent of the length penalty of beam search, 0 to 10."""
 
-    def warn_of_length_penalty(self, with_scores: bool = False) -> None:
+    def warn_of_length_penalty(self, with_scores: bool = False, samples: bool = False) -> None:
         """Warns of a length penalty that changes nothing, which a loop over settings may give."""
         is_default = self.length_penalty == SearchOptions.length_penalty
         if self.beam_size == 1 and not with_scores and not is_default:
-            logger.warning("--length-penalty has no effect on greedy search: add --beam-size 4")
+            search = "sampling" if samples else "greedy search: add --beam-size 4"
+            logger.warning("--length-penalty has no effect on %s", search)
 
 
 class ModelGroup(OptionGroup):

@@ -161,7 +161,7 @@ def translate(
     file_options = files.options(texts)
     with_scores = files.scores or files.format_ == "jsonl"
     penalty = search.length_penalty
-    search.warn_of_length_penalty(with_scores or draws.sample)
+    search.warn_of_length_penalty(with_scores, draws.sample)
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw, split),
         SearchOptions(beam_size, penalty, with_scores, n_best, model.batch_tokens, sampling),
