@@ -86,6 +86,7 @@ def test_a_mistake_shows_first(runs, call):
         (["--split", "validation"], same),
         (["--valid", "test[:20]"], same),
         (["--beam-size", "1,999"], "beam size 999: choose 1 to"),
+        (["--beam-size", "1,0"], "beam size 0: choose 1 to"),
     ):
         done = call("tune", *runs, *words)
         assert_one_error(done, culprit)

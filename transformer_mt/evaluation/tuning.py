@@ -72,8 +72,8 @@ def tune_search(
             outputs = (translate_system(system, text, setting, load) for system in systems)
             return [score_output(text, each, metrics, records=text is test) for each in outputs]
 
-        # The largest beam first: one that is too large shows before any other is tried.
-        by_size = sorted(searches, key=lambda search: search.beam_size, reverse=True)
+        # Sizes below 1, then the largest: a wrong one shows before any other is tried.
+        by_size = sorted(searches, key=lambda search: (search.beam_size > 0, -search.beam_size))
         scores = {search: score(valid, search) for search in by_size}
         validated = [scores[search] for search in searches]
         best = max(range(len(searches)), key=lambda i: fmean(_bleu(validated[i])))
