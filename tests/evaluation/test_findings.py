@@ -113,5 +113,8 @@ def test_sides_that_do_not_match():
     shown = f'"Zeile 1 und 1" = "Zeile 1 und 1", "Zeile 0 und 0" = {long}, "Zeile 2 und 2" = "Zeile'
     assert "in 2 of 20 pairs of the text the" in found
     assert f'such as {shown} 2 und 2"; align' in found
+    assert f'"{"猫坐在" * 18}猫坐 ..."' in text(
+        findings.mismatched_sides("the text", [0.0], ["猫坐在" * 40], ["A cat sits."])
+    )
     assert not text(findings.mismatched_sides("the text", [], [], []))
     assert not text(findings.mismatched_sides("the text", [-1.0, *[3.0] * 19], src, src))

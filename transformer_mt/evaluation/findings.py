@@ -4,7 +4,6 @@ A check yields its finding, one line with the figure and what to do, or nothing.
 """
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
@@ -30,6 +29,8 @@ matches, and one that has overfitted 300 pairs 6%; pairs that do not match count
 either source is then as likely to be better."""
 SHOWN = 3
 """Worst pairs that a finding shows."""
+_SHORT = 60
+"""Characters of each of their texts."""
 
 
 def divergence(metrics: RunMetrics) -> Iterator[str]:
@@ -178,4 +179,5 @@ def mismatched_sides(
 
 def _short(text: str) -> str:
     """Quotes the beginning of a text on one line."""
-    return f'"{textwrap.shorten(text, 60, placeholder=" ...")}"'
+    line = " ".join(text.split())  # it may have no spaces, so it is cut within a word
+    return f'"{line}"' if len(line) <= _SHORT else f'"{line[: _SHORT - 4].rstrip()} ..."'
