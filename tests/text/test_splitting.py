@@ -100,6 +100,7 @@ def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="au
         ("zh", "他说：“去！”，然后走了。|好。"),
         ("ja", "「本当？」と彼は尋ねた。|「行く！」|はい。"),
         ("th", "กทม. ประกาศ ดร. สมชาย"),
+        ("ko", "비가 와. |우산을 줘. |가. 첫째."),
         ("ur", "قیمت 1۔5 ارب ہے۔ |اچھا۔"),
         ("PL", "Było to 3. Maja. |Tak."),
         ("pol", "Było to 3. Maja. |Tak."),

@@ -60,6 +60,7 @@ _CLOSING_MARK = re.compile("[\"'”’»)\\]]+|[:;=].+|[\U0001f000-\U0001ffff☺
 """Belongs to the sentence before it: a quote, a bracket, a smiley."""
 _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
 """An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
+_HANGUL = re.compile("[가-힣]")
 _THAI_POINT = re.compile("[\u0e01-\u0e4e]\\.\\Z")
 _COMPOUND = re.compile(r"\A(?:.+-|.+(?=(?:str|nr)\Z))")
 _ORDINAL_LANGUAGES = frozenset("bs cs da de et fi hr hu is lb lv nb nn no pl sk sl sr tr".split())
@@ -204,7 +205,8 @@ def _is_end(before: str, word: str, following: str, language: str, marks: Sequen
     # "MS" is not the title "Ms", except in text of capitals; of compounds, the last part counts.
     is_acronym = stem.isupper() and not next_word[1:].isupper()
     spellings = {stem} if is_acronym else {stem, stem.lower(), _COMPOUND.sub("", stem.lower())}
-    is_initial, starters = _LETTERS.fullmatch(stem), _listed("starters", language)
+    is_word = before and _HANGUL.match(stem)  # at the beginning, a syllable numbers a list
+    is_initial, starters = not is_word and _LETTERS.fullmatch(stem), _listed("starters", language)
     if len(stem) == 1 and stem.islower() and before[-1:].isdigit():  # a unit, such as "5 m."
         return next_word in starters or not starters
     if (
