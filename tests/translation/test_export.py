@@ -228,11 +228,16 @@ def test_a_card_of_other_training(averaged):
             old = {"step": step, "old_bleu": bleu, "old_ema_bleu": bleu + 1}
             file.write(json.dumps({**last, **old}) + "\n")
     known = SourceStatistics(longest=9, percentile=8, several_sentences=0.25)
-    config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
+    languages = {"src_lang": "DE", "tgt_lang": "zh-Hans"}  # the hub wants de and zh
+    changes = {"optim": OptimConfig(muon=True)}
+    changes["data"] = checkpoint.config.data.model_copy(update=languages)
+    config = checkpoint.config.model_copy(update=changes)
     other = replace(checkpoint, config=config, state=RunState(progress, sources=known))
     other = replace(other, files=checkpoint.files | {EMA})
     card = card_of(other)
     for part in (
+        "language:\n- de\n- zh\n",
+        ", DE to zh-Hans: ",
         " tokens, Muon and Adam with",
         "\nTraining began with the weights of `both` after 2,000 steps on `pairs`.\nThe SHA-256"
         f" digest of that checkpoint is `{'e' * 64}`,\nthat of its encoded text `{'f' * 64}`."

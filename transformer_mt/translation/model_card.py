@@ -18,6 +18,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import read_packaged
 from transformer_mt.text.cleaning import describe_dropped
+from transformer_mt.text.languages import language_code
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.version import __version__
 
@@ -48,7 +49,8 @@ def model_card(
 
     place, data = checkpoint.path.resolve(), checkpoint.config.data
     header = ModelCardData(
-        language=[data.src_lang, data.tgt_lang],
+        # Not as files name it: the hub refuses a card with DE or zh-Hans.
+        language=[language_code(data.src_lang), language_code(data.tgt_lang)],
         license=license,
         library_name=library,
         pipeline_tag="translation",
