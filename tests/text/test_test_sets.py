@@ -94,12 +94,13 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
-    """All references of a set count."""
+    """All references of a set count; its languages have codes of two letters."""
     dataset, texts = DATASETS["wmt16"], {"src": copy_lines(9, 1), "ref": copy_lines(9, 2)}
     for name in ("src", "ref", "docid", "genre", "origlang"):
         write_lines(tmp_path, **{f"wmt16.de-en.{name}": texts.get(name, ["x"] * 9)})
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path))
-    test_set = load_test_set(ANY, test_set="wmt16")
+    regional = DataConfig(path="none", src_lang="deu", tgt_lang="EN_us")
+    test_set = load_test_set(regional, test_set="wmt16")
     assert (test_set.name, test_set.src) == ("wmt16 (de-en)", texts["src"])
     assert test_set.references == [texts["ref"]]
     monkeypatch.setattr(dataset, "source", lambda pair: ["eins", "zwei"])

@@ -27,6 +27,7 @@ from transformer_mt.text.corpus import (
     warn_of_direction,
 )
 from transformer_mt.text.data_files import data_suffix, read_data_file
+from transformer_mt.text.languages import language_code
 from transformer_mt.text.trained_here import readable_corpus
 
 _TOKENISED = re.compile(r" \.$|@@(?: |$)|\u2581")
@@ -168,7 +169,7 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
         raise DataError(f"--test-set {name}: sacreBLEU has no such set; see sacrebleu --list")
     if not src_lang or not tgt_lang:
         raise DataError(f"--test-set {name} without a run needs --src-lang and --tgt-lang")
-    dataset, pair = DATASETS[name], f"{src_lang}-{tgt_lang}"
+    dataset, pair = DATASETS[name], "-".join(map(language_code, (src_lang, tgt_lang)))
     if pair not in dataset.langpairs:
         raise DataError(f"--test-set {name}: has {', '.join(dataset.langpairs)}, not {pair}")
     try:
