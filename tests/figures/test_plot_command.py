@@ -114,6 +114,7 @@ def test_a_character_without_a_font_is_a_box(file_format):
     pictures = (picture(f"a{c}a") for c in (hieroglyph, blank))
     assert len({render(each, file_format) for each in pictures}) == 2
     assert picture("a\n b\x1b\u200b").get_suptitle().startswith(f"a b{UNDRAWABLE}{UNDRAWABLE}")
+    assert picture("می\u200cرود").get_suptitle().startswith("می\u200cرود")
 
 
 def test_a_large_picture_has_fewer_dots_per_inch():

@@ -21,6 +21,8 @@ ACCENT = "#2f74b5"
 """Legible on white and on black."""
 UNDRAWABLE = "\N{WHITE SQUARE}"
 """What is drawn for a control character."""
+_JOINERS = "\u200c\u200d"
+"""They decide how the letters beside them are drawn, as in Persian."""
 
 _DPI = 150
 _MAX_PIXELS = 16_000
@@ -63,6 +65,6 @@ def figure_style() -> AbstractContextManager[None]:
 def drawable(text: str) -> str:
     """Replaces white space by blanks, and control characters, which SVG forbids, by squares."""
     return "".join(
-        UNDRAWABLE if unicodedata.category(character).startswith("C") else character
-        for character in " ".join(text.split())
+        UNDRAWABLE if unicodedata.category(each).startswith("C") and each not in _JOINERS else each
+        for each in " ".join(text.split())
     )
