@@ -229,10 +229,11 @@ def test_what_has_no_words_is_copied(vocab):
     assert parts_of(vocab, "1\t2\r") == ["1 2"] and parts_of(vocab, " \t\r") == []
     [ids, *copied] = parts_of(vocab, f"ab cd {'.' * 50}")
     assert vocab.src.decode([ids]) == ["ab cd"] and copied == ["." * 19, "." * 20, "." * 11]
-    # A row of the bytes of characters that are cut apart would be other text.
+    # A row of bytes is not copied, and no character is cut apart.
     with_bytes = train_vocabulary([Counter({LETTERS: 1})], VocabConfig(size=292))
     parts = parts_of(with_bytes, f"ab {chr(0x1F600) * 40}")
     assert len(parts) > 1 and all(isinstance(part, list) for part in parts)
+    assert "".join(with_bytes.src.decode(parts)) == f"ab{chr(0x1F600) * 40}"
     # From one line in a thousand of the training text on, such lines are translated.
     assert parts_of(vocab, "...", changed=0.001) == ["..."]
     assert parts_of(vocab, "...", changed=0.0011) == vocab.src.encode(["..."])

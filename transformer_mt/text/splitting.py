@@ -68,6 +68,8 @@ _ORDINAL_LANGUAGES = frozenset("bs cs da de et fi hr hu is lb lv nb nn no pl sk 
 _LISTS = tomllib.loads(read_packaged(__package__, "abbreviations.toml"))
 # Only Latin, Greek and Cyrillic letters: in other scripts a sentence may follow without a space.
 _ADDRESS = re.compile(r"\W*+(\w++://|www\.|mailto:|[\w.+-]++@\w)[!-~À-ɏͰ-ԯḀ-ỿ\W]+", re.IGNORECASE)
+_LATER_BYTE = re.compile("<0x[89AB][0-9A-F]>")
+"""A byte of UTF-8 that begins no character."""
 _CLAUSE_END = re.compile(r"(?<=[;:,،؛፣፤–—]\s)|(?<=[；：，、])")
 
 
@@ -347,12 +349,14 @@ class LineSplitter:
         return ["".join(text) for text in texts]
 
     def _cut(self, ids: list[int]) -> list[Part]:
-        """Cuts ids at `max_length`: before a word, or within one that is longer."""
+        """Cuts ids at `max_length`: before a word, or between characters of one that is longer."""
         rows, start, pieces = list[list[int]](), 0, self._model.pieces(ids)
         while len(ids) - start > self.max_length:
             longest = start + self.max_length
-            words = (i for i in range(longest, start, -1) if pieces[i].startswith(WORD_MARK))
-            end = next(words, longest)
+            places = range(longest, start, -1)
+            words = (i for i in places if pieces[i].startswith(WORD_MARK))
+            characters = (i for i in places if not _LATER_BYTE.fullmatch(pieces[i]))
+            end = next(chain(words, characters, [longest]))
             rows.append(ids[start:end])
             start = end
         rows.append(ids[start:])
