@@ -190,6 +190,8 @@ def test_each_speaker_of_a_cue_has_a_text():
     assert translated("srt", cue.encode()).decode() == new
     cue = f"{times}\u202b- ab.\u202c\n\u202b<i>\u200f- cd?</i>\u202c\n"  # as in Arabic and Hebrew
     assert translated("srt", cue.encode()).decode() == f"{times}- AB.\n<i>- CD?</i>\n"
+    cue = f"WEBVTT\n\n{times}&rlm;- ab.&rlm;\n&rlm;- &lrm;cd?\n"
+    assert translated("vtt", cue.encode()).decode() == f"WEBVTT\n\n{times}- AB.\n- CD?\n"
     cue = f"{times}\u2010 ab\n\u2010 cd ef\n\n{times}\uff0da\n\uff0db c\n"
     assert translated("srt", cue.encode()).decode() == cue.upper()
     cue = f"{times}ab cd ef\n-\ng\n"  # a dash alone

@@ -34,7 +34,8 @@ _TIMES = r"^\ufeff?[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!\r*\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
 """A line of times and the lines up to an empty one, or to the next cue."""
 # Also as HTML and WebVTT write it. Lines of Arabic and Hebrew often begin with a mark of direction.
-_BLANK = rf"[^\S\n]|[{INVISIBLE}]|&nbsp;|&[lr]rm;"
+_INVISIBLE = f"[{INVISIBLE}]|&lrm;|&rlm;"
+_BLANK = rf"[^\S\n]|&nbsp;|{_INVISIBLE}"
 _GAP = rf"(?:{_TAG}|{_BLANK})*+"
 _DASH = "[-\u2010-\u2015\uff0d]"
 _CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|{_BLANK}|{_DASH})*+)((?:{_GAP}.)*+)({_GAP}(?:\n|\Z))")
@@ -270,7 +271,7 @@ def _cue(cue: str, is_vtt: bool) -> Segment:
         lines = [[re.sub(_TAG, "", re.sub(_BREAK, " ", part)) for part in line] for line in lines]
     starts, texts, ends = zip(*lines, strict=True)
     # A translation into another script would be shown in the wrong direction.
-    starts, ends = (tuple(re.sub(f"[{INVISIBLE}]", "", x) for x in y) for y in (starts, ends))
+    starts, ends = (tuple(re.sub(_INVISIBLE, "", x) for x in y) for y in (starts, ends))
     spoken, is_new = list[list[str]](), True  # by each speaker
     for start, text in zip(starts, texts, strict=True):
         is_new |= bool(re.search(_DASH, re.sub(_TAG, "", start)))  # perhaps alone in its line
