@@ -96,6 +96,17 @@ def test_wrong_usage(copy_run, call, arguments, culprit):
     assert_one_error(call(*replaced), culprit)
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["init new --src LINK --tgt a.en", "compare LINK", "plot training LINK -o x.png", "tune LINK"],
+)
+def test_a_link_to_itself(tmp_path, monkeypatch, call, words):
+    """Sabotage: `Path.resolve`, which raises RuntimeError for it until Python 3.12."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.de").symlink_to("a.de")
+    assert_one_error(call(*words.replace("LINK", "a.de").split()), "a.de: ")
+
+
 def test_a_wrong_environment_variable(copy_run, call, monkeypatch):
     """Before anything is translated."""
     for seed in ("abc", "-5", ""):

@@ -6,6 +6,7 @@ PANELS has the charts that show them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,7 +146,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """Names runs with as many parent folders as tell them apart."""
-    parts = [path.resolve().parts for path in paths]
+    parts = [Path(realpath(path)).parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(set(parts)):

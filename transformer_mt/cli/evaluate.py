@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,6 @@ def tune(
     from transformer_mt.evaluation.tuning import format_tuning, tune_search
 
     options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
-    runs = list({run.resolve(): run for run in runs}.values())  # one named twice counts once
+    runs = list({realpath(run): run for run in runs}.values())  # one named twice counts once
     if tuned := tune_search(runs, (valid, split), searches, options):
         print(format_tuning(runs, tuned))

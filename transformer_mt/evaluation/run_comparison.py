@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import zip_longest
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def read_rows(
         ConfigError: If no run has a score that is chosen.
     """
     scores = [f"{name}: {metric}" for name in test_sets or ["*"] for metric in metrics or ["*"]]
-    paths = list({path.resolve(): path for path in paths}.values())
+    paths = list({realpath(path): path for path in paths}.values())
     named, texts = zip(paths, run_names(paths), strict=True), dict[str, str]()
     rows = [row for path, name in named for row in _read_run(path, name, scores, texts)]
     if (test_sets or metrics) and not any(": " in title for row in rows for title in row):

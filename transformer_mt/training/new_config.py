@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from os.path import relpath
+from os.path import realpath, relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -285,7 +285,7 @@ def _language_of(path: Path, option: str) -> str:
 def _from_folder(path: Path, folder: Path) -> Path:
     """Writes a path relative to a folder, unless a symbolic link makes that another file."""
     relative = Path(relpath(path, folder))
-    is_same = (folder / relative).resolve() == path.resolve()
+    is_same = realpath(folder / relative) == realpath(path)
     return path if path.is_absolute() else relative if is_same else path.absolute()
 
 
