@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_mt.model import kernels
-from transformer_mt.model.kernels import Dropout, Linear, dropout, linear, packed_weights
+from transformer_mt.model.kernels import Dropout, Linear, dropout, linear, reordered_weights
 from transformer_mt.model.multi_head_attention import Attention, attention, attention_weights
 
 
@@ -88,7 +88,7 @@ def test_other_devices_use_the_references(monkeypatch):
 
 
 @pytest.mark.parametrize("is_mkl_fast", [True, False])
-def test_packed_weights_are_copies_and_end(monkeypatch, is_mkl_fast):
+def test_reordered_weights_are_copies_and_end(monkeypatch, is_mkl_fast):
     """They give the same for any number of rows, but for gradients and after a change.
 
     Sabotage: use a copy whatever its weight is now; use it where gradients are wanted.
@@ -100,8 +100,8 @@ def test_packed_weights_are_copies_and_end(monkeypatch, is_mkl_fast):
         expected = list(map(module, inputs))
     product = Mock(wraps=kernels.onednn_linear)
     monkeypatch.setattr(kernels, "onednn_linear", product)
-    with packed_weights(module):
-        with packed_weights(module), torch.no_grad():
+    with reordered_weights(module):
+        with reordered_weights(module), torch.no_grad():
             assert_close(list(map(module, inputs)), expected, atol=1e-5, rtol=1e-5)
         assert all(call.args[1] is not module.weight for call in product.mock_calls)
         assert product.call_count == len(inputs)

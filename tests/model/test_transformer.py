@@ -236,16 +236,16 @@ def test_attention_weights_are_the_papers(norm):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_all_products_are_packed(monkeypatch, tied):
+def test_all_products_are_reordered(monkeypatch, tied):
     """The weights of all linear layers and the output weight, but no embedding only looked up."""
-    packed = list[torch.Tensor]()
-    monkeypatch.setattr(kernels, "pack_onednn_weight", packed.append)
+    reordered = list[torch.Tensor]()
+    monkeypatch.setattr(kernels, "reorder_onednn_weight", reordered.append)
     model = build(tie_embeddings=tied)
-    with kernels.packed_weights(model):
+    with kernels.reordered_weights(model):
         for name, parameter in model.named_parameters():
             looked_up = not tied and name in ("src_embedding", "tgt_embedding")
-            is_packed = any(parameter is weight for weight in packed)
-            assert is_packed == (parameter.dim() == 2 and not looked_up), name
+            is_reordered = any(parameter is weight for weight in reordered)
+            assert is_reordered == (parameter.dim() == 2 and not looked_up), name
 
 
 @torch.no_grad()

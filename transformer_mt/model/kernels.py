@@ -18,14 +18,14 @@ from transformer_mt.system.device import has_fast_mkl
 from transformer_mt.system.private_torch import (
     has_onednn_linear,
     onednn_linear,
-    pack_onednn_weight,
+    reorder_onednn_weight,
     tensor_version,
 )
 
 FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""
-_PACKED = "packed"
-"""Attribute of a weight that holds its packed copy."""
+_REORDERED = "reordered"
+"""Attribute of a weight that holds its copy in oneDNN's own layout."""
 _BIAS = "bias"
 """Attribute of a mask that holds it as a bias."""
 _BIAS_ALIGNMENT = 8
@@ -48,14 +48,14 @@ def _on_cpu(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes x @ weight^T + bias.
 
-    In float32 on a CPU the product runs through oneDNN if the weight is packed, or if MKL,
+    In float32 on a CPU the product runs through oneDNN if the weight is reordered, or if MKL,
     PyTorch's default library, is slow: on CPUs with AVX-512 that are not Intel's it takes twice
     the time. With gradients in bf16 or float16 the rows are padded, as in `pad_rows`.
 
     Args:
         x: Input, (..., inputs).
-        weight: Weight, (outputs, inputs). Without gradients its packed copy is used, if it has one
-            and has not changed since.
+        weight: Weight, (outputs, inputs). Without gradients its reordered copy is used, if it has
+            one and has not changed since.
         bias: Bias, (outputs,).
 
     Returns:
@@ -68,9 +68,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _apply_to_rows(_PaddedLinear, x, weight, bias, dtype)
     if not _can_use_onednn(weight) or dtype != torch.float32:
         return F.linear(x, weight, bias)
-    version, packed = getattr(weight, _PACKED, (None, None))
-    if packed is not None and version == tensor_version(weight) and not torch.is_grad_enabled():
-        return onednn_linear(x, packed, bias)
+    version, copy = getattr(weight, _REORDERED, (None, None))
+    if copy is not None and version == tensor_version(weight) and not torch.is_grad_enabled():
+        return onednn_linear(x, copy, bias)
     if has_fast_mkl():
         return F.linear(x, weight, bias)
     return _apply_to_rows(_OneDNNLinear, x, weight, bias)
@@ -173,7 +173,7 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def pack_weights(model: nn.Module) -> list[Tensor]:
+def reorder_weights(model: nn.Module) -> list[Tensor]:
     """Gives `linear` copies of a model's weights in oneDNN's own layout.
 
     A step of decoding multiplies few rows. With such copies oneDNN does that faster than MKL, the
@@ -181,33 +181,33 @@ def pack_weights(model: nn.Module) -> list[Tensor]:
     afterwards, its copy is no longer used.
 
     Args:
-        model: Its `nn.Linear` weights are packed, and the `output_weight` of any module, if they
+        model: Its `nn.Linear` weights are reordered, and the `output_weight` of any module, if they
             are float32 on a CPU.
 
     Returns:
-        The weights packed by this call; those already packed are left out.
+        The weights reordered by this call; those already reordered are left out.
     """
     weights = list[Tensor]()
     for module in model.modules():
         weight = module.weight if isinstance(module, nn.Linear) else None
         weight = getattr(module, "output_weight", weight)
-        if weight is not None and _can_use_onednn(weight) and not hasattr(weight, _PACKED):
+        if weight is not None and _can_use_onednn(weight) and not hasattr(weight, _REORDERED):
             weights.append(weight)
-    copies = list(map(pack_onednn_weight, weights))  # all or, if memory runs out, none
+    copies = list(map(reorder_onednn_weight, weights))  # all or, if memory runs out, none
     for weight, copy in zip(weights, copies, strict=True):
-        setattr(weight, _PACKED, (tensor_version(weight), copy))
+        setattr(weight, _REORDERED, (tensor_version(weight), copy))
     return weights
 
 
 @contextmanager
-def packed_weights(model: nn.Module) -> Iterator[None]:
-    """Packs the weights of a model within the block."""
-    weights = pack_weights(model)
+def reordered_weights(model: nn.Module) -> Iterator[None]:
+    """Gives `linear` such copies within the block."""
+    weights = reorder_weights(model)
     try:
         yield
     finally:
         for weight in weights:
-            delattr(weight, _PACKED)
+            delattr(weight, _REORDERED)
 
 
 # --- Dropout ------------------------------------------------------------------------------------

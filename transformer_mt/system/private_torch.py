@@ -19,24 +19,24 @@ class Adam(torch.optim.Adam):
 
 
 def has_onednn_linear() -> bool:
-    """Returns whether this PyTorch has `onednn_linear` and `pack_onednn_weight`."""
+    """Returns whether this PyTorch has `onednn_linear` and `reorder_onednn_weight`."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes x @ weight^T + bias through oneDNN on the CPU, without autograd.
 
-    The input is (..., inputs), the weight (outputs, inputs) or a result of `pack_onednn_weight`,
+    The input is (..., inputs), the weight (outputs, inputs) or a result of `reorder_onednn_weight`,
     the bias (outputs,), and the output (..., outputs), all of the same type.
     """
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return output
 
 
-def pack_onednn_weight(weight: Tensor) -> Tensor:
+def reorder_onednn_weight(weight: Tensor) -> Tensor:
     """Copies a weight, (outputs, inputs), into the memory layout that oneDNN prefers."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-    return packed
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    return reordered
 
 
 def cpu_bf16_instructions() -> list[str]:

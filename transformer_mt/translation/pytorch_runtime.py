@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DeviceError
 from transformer_mt.model.ensemble import Ensemble
-from transformer_mt.model.kernels import pack_weights, packed_weights
+from transformer_mt.model.kernels import reorder_weights, reordered_weights
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.console import logger
 from transformer_mt.system.device import (
@@ -77,7 +77,7 @@ class PyTorchRuntime:
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
-            packed_weights(self.model),
+            reordered_weights(self.model),
             closing(decoded),
         ):
             yield from decoded
@@ -195,7 +195,7 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]
     for model in models:
-        pack_weights(model)  # once, not for each text
+        reorder_weights(model)  # once, not for each text
     # The members of an ensemble have the same vocabulary, but may name different symbols of it.
     never = {i for each in checkpoints for i in each.vocab.symbol_ids(each.config.vocab.symbols)}
     joined = models[0] if len(models) == 1 else Ensemble(models).eval()
