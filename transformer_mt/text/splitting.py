@@ -51,12 +51,12 @@ _UNSPACED_SENTENCE = re.compile(
     r"[.!?…”’»」』】）)\]}》〉]*+(?![，、；：,،؛])(?!(?<=[」』”])(?:と|って))"
     r"(?:[\"']+(?= |\Z))? ?|.+"
 )
-_QUOTED_SIGN = re.compile(rf"[`'\"„“‚‘(\[{{]+[{_ENDS}]+")
+_QUOTED_END = re.compile(rf"[`'\"„“‚‘(\[{{]+[{_ENDS}]+")
 _DASHES = "-", "--", "–", "—"
 _CONTINUING = tuple(")]}.,:;!?&/+=%|")  # no sentence begins with these
-_MARK = re.compile(r"(?![,;:&+/=%]\Z|[«“‘]+\Z)[^\w.!?…‼⁇⁈⁉]+")
+_SIGN = re.compile(r"(?![,;:&+/=%]\Z|[«“‘]+\Z)[^\w.!?…‼⁇⁈⁉]+")
 """A dash, a smiley or other signs between two sentences, but no quote that may open or close."""
-_CLOSING_MARK = re.compile("[\"'”’»)\\]]+|[:;=].+|[\U0001f000-\U0001ffff☺❤♥\ufe0f\u200d]+")
+_CLOSING_SIGN = re.compile("[\"'”’»)\\]]+|[:;=].+|[\U0001f000-\U0001ffff☺❤♥\ufe0f\u200d]+")
 """Belongs to the sentence before it: a quote, a bracket, a smiley."""
 _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
 """An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
@@ -154,41 +154,49 @@ def split_sentences(text: str, language: str) -> list[str]:
         return [text[begin:end] for begin, end in pairwise(ends)]
     if not _POSSIBLE_END.search(text):  # as in most lines
         return [text] if text else []
-    sentences = []
-    for part in _UNSPACED_SENTENCE.findall(text):
-        words = part.split(" ")
-        # At the beginning of words: addresses, hashtags and names of users have others.
-        has_capitals = any(word.lstrip(_OPENING)[:1].isupper() for word in words)
-        # words[start:end] may be a sentence if `tested`, its last word up to the end mark, is set.
-        has_letters, tested, start, end = False, "", 0, 0
-        for place, following in enumerate(words):
-            is_mark = _MARK.fullmatch(following) or (following == "«" and code == "fr")
-            if tested and not is_mark:
-                first = following.lstrip(_OPENING)[:1]
-                # In a text without capitals, any word may begin a sentence, and in Georgian always.
-                is_lower = has_capitals and first != first.title()
-                is_within = is_lower or following.startswith(_CONTINUING)
-                before, marks = words[end - 2] if end > start + 1 else "", words[end:place]
-                if first and not is_within and _is_end(before, tested, following, code, marks):
-                    end += sum(1 for _ in takewhile(_CLOSING_MARK.fullmatch, marks))
-                    sentences.append(" ".join(words[start:end]) + " ")
-                    start, has_letters = end, False
-                tested = ""
-            has_letters = has_letters or has_words(following)
-            if has_letters and (word := _end_of(following)):
-                tested, end = word, place + 1
-        sentences.append(" ".join(words[start:]))
-    return _join_wordless(sentences)
+    parts = _UNSPACED_SENTENCE.findall(text)
+    return _join_wordless(chain.from_iterable(_split_at_spaces(part, code) for part in parts))
+
+
+def _split_at_spaces(text: str, language: str) -> list[str]:
+    """Splits text into sentences that are separated by spaces, which stay at their ends.
+
+    Whether a sentence ends at an end mark is decided at the next word that is more than a dash or
+    other signs.
+    """
+    words = text.split(" ")
+    # At the beginning of words: addresses, hashtags and names of users have others.
+    has_capitals = any(word.lstrip(_OPENING)[:1].isupper() for word in words)
+    # The sentence begins at words[start]. It may end with words[end - 1] if `last` is set, which is
+    # that word up to its end mark.
+    sentences, start, end, last, has_word = list[str](), 0, 0, "", False
+    for place, word in enumerate(words):
+        is_sign = _SIGN.fullmatch(word) or (word == "«" and language == "fr")
+        if last and not is_sign:
+            first = word.lstrip(_OPENING)[:1]
+            # In a text without capitals, any word may begin a sentence, and in Georgian always.
+            is_lower = has_capitals and first != first.title()
+            begins = first and not is_lower and not word.startswith(_CONTINUING)
+            before, signs = words[end - 2] if end > start + 1 else "", words[end:place]
+            if begins and _is_end(before, last, word, language, signs):
+                end += sum(1 for _ in takewhile(_CLOSING_SIGN.fullmatch, signs))
+                sentences.append(" ".join(words[start:end]) + " ")
+                start, has_word = end, False
+            last = ""
+        has_word = has_word or has_words(word)
+        if has_word and (ending := _end_of(word)):
+            last, end = ending, place + 1
+    return [*sentences, " ".join(words[start:])]
 
 
 def _end_of(word: str) -> str:
     """Returns a word up to its end mark, empty if it does not end in one."""
     end = max(map(word.rfind, _ENDS)) + 1
-    is_quoted_sign = word[end:] and _QUOTED_SIGN.fullmatch(word, 0, end)
-    return word[:end] if _AFTER_END.fullmatch(word, end) and not is_quoted_sign else ""
+    is_quoted = word[end:] and _QUOTED_END.fullmatch(word, 0, end)
+    return word[:end] if _AFTER_END.fullmatch(word, end) and not is_quoted else ""
 
 
-def _is_end(before: str, word: str, following: str, language: str, marks: Sequence[str]) -> bool:
+def _is_end(before: str, word: str, following: str, language: str, signs: Sequence[str]) -> bool:
     """Returns whether a word with an end mark ends a sentence if what follows may begin another.
 
     Args:
@@ -196,7 +204,7 @@ def _is_end(before: str, word: str, following: str, language: str, marks: Sequen
         word: Ends in the mark.
         following: The next word.
         language: Its two letters.
-        marks: What stands between them, such as a dash.
+        signs: What stands between them, such as a dash.
     """
     if not word.endswith(".") or word.endswith(".."):
         return True
@@ -217,7 +225,7 @@ def _is_end(before: str, word: str, following: str, language: str, marks: Sequen
         or not spellings.isdisjoint(_listed("may_end", language))
     ):
         return next_word in starters
-    never, is_range = _listed("within", language), "".join(marks) in _DASHES
+    never, is_range = _listed("within", language), "".join(signs) in _DASHES
     if following[0].isdigit() or is_range:
         never |= _listed("before_numbers", language)
     if is_range and (following[0].isdigit() or len(stem) < 3):  # "Mo. – Fr.", "a.m. – 5 p.m."
@@ -231,7 +239,7 @@ def _listed(name: str, language: str) -> frozenset[str]:
     return frozenset(f"{_LISTS[name].get('any', '')} {_LISTS[name].get(language, '')}".split())
 
 
-def _join_wordless(texts: Sequence[str]) -> list[str]:
+def _join_wordless(texts: Iterable[str]) -> list[str]:
     """Joins each text without words to the one before it, and the first of them to the next."""
     joined, has_word = [list[str]()], False
     for text in texts:
