@@ -241,16 +241,19 @@ def _extend(beam: _Beam, running: Tensor, logits: Tensor) -> _Beam:
 
 
 class _EndedHypotheses:
-    """The W best hypotheses of each sentence among those that have ended, on the device."""
+    """The W best hypotheses of each sentence among those that have ended, on the device.
+
+    The beams of all positions are kept. A hypothesis is stored as the place of its last token in
+    them, position * W + column, where position 0 is BOS; parents lead from there to the others.
+    """
 
     def __init__(self, max_lengths: Tensor, beam_size: int, alpha: float) -> None:
         self._max_lengths, self._beam_size, self._alpha = max_lengths, beam_size, alpha
-        self._counts = torch.zeros_like(max_lengths)
+        self._beams: list[tuple[Tensor, Tensor]] = []  # ids and parents of each position
+        self._counts = torch.zeros_like(max_lengths)  # of those that ended with EOS, (B,)
         self.is_done = torch.zeros_like(max_lengths, dtype=torch.bool)  # none in progress, (B,)
-        # Where the last token of a hypothesis is: position * W + column; position 0 is BOS.
-        self._places = max_lengths.new_zeros(len(max_lengths), beam_size)
-        self._scores = torch.full_like(self._places, -torch.inf, dtype=torch.float64)
-        self._history: list[tuple[Tensor, Tensor]] = []
+        self._places = max_lengths.new_zeros(len(max_lengths), beam_size)  # the best first, (B, W)
+        self._scores = torch.full_like(self._places, -torch.inf, dtype=torch.float64)  # none yet
 
     def add(self, candidates: _Beam, ends: Tensor, beam: _Beam, position: int) -> None:
         """Adds the hypotheses that end at a position.
@@ -262,30 +265,32 @@ class _EndedHypotheses:
             position: Number of the position, from 1.
         """
         width = self._beam_size
-        ends = ends[:, :width] & ~self.is_done[:, None]  # (B, W)
-        self._counts += ends.sum(1)
+        self._beams.append((beam.ids, beam.parents))
+        has_eos = ends[:, :width] & ~self.is_done[:, None]  # (B, W)
+        self._counts += has_eos.sum(1)
         is_full = self._counts >= width
-        is_cut = ((self._max_lengths == position) & ~is_full)[:, None].expand_as(ends)
+        is_cut = ((self._max_lengths == position) & ~is_full)[:, None].expand_as(has_eos)
         self.is_done = is_full | (self._max_lengths <= position)
-        self._history.append((beam.ids, beam.parents))
 
+        # The last token of those with EOS is the one before it; of those that are cut, in the beam.
+        before_eos = (position - 1) * width + candidates.parents[:, :width]
+        in_beam = (position * width + torch.arange(width, device=ends.device)).expand_as(has_eos)
         totals = torch.cat((candidates.totals[:, :width], beam.totals), dim=1)  # (B, 2 * W)
-        last = torch.arange(width, device=totals.device).expand_as(ends) + position * width
-        places = torch.cat((candidates.parents[:, :width] + (position - 1) * width, last), dim=1)
         # float64, as in Python. The lowest finite score is above the -inf of an empty slot.
         scores = (totals.double() / length_penalty(position, self._alpha)).clamp(min=_LOWEST)
-        scores = scores.masked_fill(~torch.cat((ends, is_cut), dim=1), -torch.inf)
+        scores = scores.masked_fill(~torch.cat((has_eos, is_cut), dim=1), -torch.inf)
+        # The W best of the earlier ones and these, (B, W + 2 * W) to (B, W).
         scores, order = torch.cat((self._scores, scores), dim=1).sort(descending=True, stable=True)
         self._scores, order = scores[:, :width], order[:, :width]
-        self._places = torch.cat((self._places, places), dim=1).gather(1, order)
+        self._places = torch.cat((self._places, before_eos, in_beam), dim=1).gather(1, order)
 
     def best(self) -> list[list[Hypothesis]]:
         """Copies the hypotheses of each sentence to the host, the best first."""
-        ids, parents = (torch.stack(each).cpu() for each in zip(*self._history, strict=True))
+        ids, parents = (torch.stack(each).cpu() for each in zip(*self._beams, strict=True))
         places = self._places.cpu()
         lengths, columns = places // self._beam_size, places % self._beam_size  # (B, W)
         tokens = torch.empty_like(ids)  # (L, B, W)
-        # Each hypothesis is followed back from its last token, by the columns of its parents.
+        # Each hypothesis is followed back from its last token; what stands after that is not read.
         for position in range(len(ids), 0, -1):
             tokens[position - 1] = ids[position - 1].gather(1, columns)
             before = parents[position - 1].gather(1, columns)
