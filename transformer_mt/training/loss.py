@@ -81,11 +81,11 @@ def projected_loss(
 def _losses_and_gradients(
     logits: Tensor, target_ids: Tensor, mean_logits: Tensor, smoothing: float, grad_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes losses and the part of the gradient that does not depend on the target.
+    """Computes losses and their gradient with respect to the logits, times `grad_scale`.
 
     Logits are (C, V), target ids and the mean logit of each position (C, 1). Returns label-smoothed
-    losses and NLLs in nats, each (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), in the
-    type of the logits.
+    losses and NLLs in nats, each (C, 1), and the gradient, softmax - smoothing / V, at the target
+    also - (1 - smoothing), (C, V), in the type of the logits.
     """
     # float16 would round smoothing / V to 0; bfloat16 has the range of float32 in half the memory.
     softmax_dtype = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
@@ -96,21 +96,28 @@ def _losses_and_gradients(
     losses = nlls + smoothing * (logits.gather(1, target_ids).float() - mean_logits)
     # Where an NLL is cut to its limit, the sum is too low, and may be negative.
     losses = losses.maximum((1 - smoothing) * nlls)
-    gradients = probabilities.sub_(smoothing / logits.size(1))
-    gradients = gradients.mul_(grad_scale) if grad_scale > 1 else gradients
-    return losses, nlls, gradients.to(logits.dtype)
+    grads = probabilities.sub_(smoothing / logits.size(1))
+    grads = (grads.mul_(grad_scale) if grad_scale > 1 else grads).to(logits.dtype)
+    # At the target in float32, since a CPU would first round the number to bf16; `scatter_add_`
+    # would copy the whole matrix in bf16 on a CPU.
+    targets = torch.arange(len(logits), device=logits.device), target_ids[:, 0]
+    grads[targets] = (grads[targets].float() + grad_scale * (smoothing - 1)).to(logits.dtype)
+    return losses, nlls, grads
 
 
-def _row_scale(rows: Tensor, grad_scale: float) -> Tensor:
-    """Computes a divisor for rows that keeps their products with gradients finite in float16.
+def _scales(rows: Tensor) -> tuple[float, Tensor]:
+    """Chooses scales of the logits' gradients and of rows, (N, D); both are 1 but in float16.
 
-    A product is a sum over the positions of a chunk. The loss scaler cannot help, since it is
-    applied later.
-
-    Rows are (N, D), gradients at most `grad_scale`; the divisor is at least 1, a float32 scalar.
+    Gradients near 1 / V would lose precision in float16, so they are multiplied by the first scale.
+    Rows are divided by the second, a float32 scalar of at least 1, so that their products with
+    these gradients, sums over the positions of a chunk, stay finite. The loss scaler cannot help,
+    since it is applied later.
     """
+    if rows.dtype != torch.float16:
+        return 1.0, torch.ones((), device=rows.device)
+    grad_scale = 16.0
     largest_sum = CHUNK_ROWS[rows.device.type] * grad_scale * rows.abs().amax().float()
-    return (largest_sum / torch.finfo(torch.float16).max).clamp(min=1.0)
+    return grad_scale, (largest_sum / torch.finfo(torch.float16).max).clamp(min=1.0)
 
 
 class _ProjectedLoss(torch.autograd.Function):
@@ -139,11 +146,8 @@ class _ProjectedLoss(torch.autograd.Function):
             loss, nll = (decoder_output.new_zeros((), dtype=torch.float32) for _ in range(2))
             grad_rows = torch.empty_like(rows, dtype=torch.float32)  # (N, D)
             grad_weight = torch.zeros_like(output_weight)  # (V, D)
-            # Gradients near 1 / V would lose precision in float16.
-            grad_scale = 16.0 if dtype == torch.float16 else 1.0
-            row_scale = _row_scale(rows, grad_scale) if dtype == torch.float16 else None
-            scaled_rows = rows if row_scale is None else (rows / row_scale).to(dtype)
-            positions = torch.arange(len(rows), device=rows.device)
+            grad_scale, row_scale = _scales(rows)
+            scaled_rows = rows / row_scale  # (N, D)
             for start in range(0, len(rows), CHUNK_ROWS[device]):
                 chunk = slice(start, start + CHUNK_ROWS[device])
                 logits = linear(rows[chunk], weight)  # (C, V)
@@ -152,15 +156,10 @@ class _ProjectedLoss(torch.autograd.Function):
                 )
                 loss += (losses * not_padding[chunk]).sum()
                 nll += (nlls * not_padding[chunk]).sum()
-                # The target's part, in float32, since a CPU would first round the number to bf16.
-                # `scatter_add_` would copy the whole matrix in bf16 on a CPU.
-                places = positions[: len(grads)], ids[chunk]
-                grads[places] = (grads[places].float() + grad_scale * (smoothing - 1)).to(dtype)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
                 grad_weight += weight_gradient(grads, scaled_rows[chunk] * not_padding[chunk])
-        grad_rows = grad_rows[: targets.numel()].div_(grad_scale)
-        grad_output = grad_rows.view(decoder_output.shape)  # (B, T, D)
-        grad_weight.mul_(1.0 if row_scale is None else row_scale / grad_scale)
+        grad_output = grad_rows[: targets.numel()].div_(grad_scale).view_as(decoder_output)
+        grad_weight.mul_(row_scale / grad_scale)
         ctx.save_for_backward(grad_output, grad_weight)
         ctx.mark_non_differentiable(nll)
         return loss, nll
