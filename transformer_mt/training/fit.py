@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn.utils import parameters_to_vector
@@ -16,7 +17,6 @@ from transformer_mt.system.console import logger
 from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory, total_memory
 from transformer_mt.system.private_torch import skip_step_if
 from transformer_mt.text.batching import (
-    Batch,
     EncodedPairs,
     Indices,
     Lengths,
@@ -24,7 +24,7 @@ from transformer_mt.text.batching import (
     deal_micro_batches,
     padded_size,
 )
-from transformer_mt.text.packing import BLOCK, Pack, cut_into_packs, pack_capacity, pack_pairs
+from transformer_mt.text.packing import BLOCK, cut_into_packs, pack_capacity, pack_pairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import FLOPS_PER_WEIGHT, flops_per_token
 from transformer_mt.training.loss import CHUNK_ROWS
@@ -176,29 +176,26 @@ class StepFitter:
         Returns:
             The progress with the bound on micro-batches that the step had; it is not advanced.
         """
+        cut = partial(self.cut_step, pairs=pairs, step_pairs=step_pairs)
+        return self._repeat_until_it_fits(progress, pairs, cut, self._take_step)
 
-        def cut(progress: Progress) -> list[Indices]:
-            return self.cut_step(progress, pairs, step_pairs)
-
-        def attempt(progress: Progress, parts: list[Indices]) -> None:
-            self._capture_packs(progress)
-            sizes = [self.count_positions(progress, pairs, indices) for indices in parts]
-            own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
-            micro_batches = [
-                self._collect(pairs, indices) if number in own else pairs.count_tokens(indices)
-                for number, indices in enumerate(parts)
-            ]
-            self.engine.train_step(progress.step + 1, micro_batches, self._failing_together)
-
-        return self._repeat_until_it_fits(progress, pairs, cut, attempt)
+    def _take_step(self, progress: Progress, pairs: EncodedPairs, parts: list[Indices]) -> None:
+        """Takes the step after `progress`, cut into parts, of which this process gets its share."""
+        self._capture_packs(progress)
+        sizes = [self.count_positions(progress, pairs, indices) for indices in parts]
+        own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
+        packed = self.engine.packed
+        collect = partial(pack_pairs, pairs, capacity=packed.capacity) if packed else pairs.batch
+        micro_batches = [
+            collect(indices) if number in own else pairs.count_tokens(indices)
+            for number, indices in enumerate(parts)
+        ]
+        self.engine.train_step(progress.step + 1, micro_batches, self._failing_together)
 
     def check_memory(
         self, progress: Progress, pairs: EncodedPairs, steps: Sequence[Indices]
     ) -> Progress:
         """Tries the micro-batches of an epoch that need the most memory; changes no weight.
-
-        Gradients are computed with everything in memory that training needs. Packs all need the
-        same, and the graph of their step holds it: for them, capturing that is the trial.
 
         Returns:
             The progress with a bound on micro-batches that fit.
@@ -206,49 +203,57 @@ class StepFitter:
         Raises:
             DeviceError: If a single pair does not fit.
         """
-        engine = self.engine
         count = len(self.cut_step(progress, pairs, steps[0])) / self._processes.world_size
-        at_once = engine.threads.count(math.ceil(count))
-
-        def cut(progress: Progress) -> list[Indices]:
-            limit = progress.micro_batch_tokens
-            return [] if self.packs else most_demanding(steps, pairs.lengths, limit, self.workers)
-
-        def attempt(progress: Progress, trials: list[Indices]) -> None:
-            for parameter in engine.model.parameters():
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            skip_step_if(engine.optimizer, torch.ones((), device=engine.device))
-            engine.optimizer.step()  # allocates the moments, and changes nothing
-            self._capture_packs(progress)
-            if self._processes.world_size > 1:
-                with self._failing_together():
-                    parameters_to_vector(engine.model.parameters())  # as large as what is summed
-            for trial in trials:
-                with self._failing_together():
-                    losses = engine.add_gradients(1, [pairs.batch(trial)] * at_once, 1)
-                engine.sum_over_processes(losses)
-            engine.zero_gradients()
-
+        cut = partial(self._cut_trials, pairs=pairs, steps=steps)
+        attempt = partial(self._compute_trials, at_once=self.engine.threads.count(math.ceil(count)))
         return self._repeat_until_it_fits(progress, pairs, cut, attempt)
 
-    def _collect(self, pairs: EncodedPairs, indices: Indices) -> Batch | Pack:
-        if self.engine.packed:
-            return pack_pairs(pairs, indices, self.engine.packed.capacity)
-        return pairs.batch(indices)
+    def _cut_trials(
+        self, progress: Progress, pairs: EncodedPairs, steps: Sequence[Indices]
+    ) -> list[Indices]:
+        """Finds the micro-batches to try.
+
+        Packs all need the same memory, and the graph of their step holds it: for them, capturing
+        that is the trial.
+        """
+        limit = progress.micro_batch_tokens
+        return [] if self.packs else most_demanding(steps, pairs.lengths, limit, self.workers)
+
+    def _compute_trials(
+        self, progress: Progress, pairs: EncodedPairs, trials: list[Indices], at_once: int
+    ) -> None:
+        """Computes gradients, with everything in memory that training needs."""
+        engine = self.engine
+        for parameter in engine.model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        skip_step_if(engine.optimizer, torch.ones((), device=engine.device))
+        engine.optimizer.step()  # allocates the moments, and changes nothing
+        self._capture_packs(progress)
+        if self._processes.world_size > 1:
+            with self._failing_together():
+                parameters_to_vector(engine.model.parameters())  # as large as what is summed
+        for trial in trials:
+            with self._failing_together():
+                losses = engine.add_gradients(1, [pairs.batch(trial)] * at_once, 1)
+            engine.sum_over_processes(losses)
+        engine.zero_gradients()
 
     def _repeat_until_it_fits(
         self,
         progress: Progress,
         pairs: EncodedPairs,
         cut: Callable[[Progress], list[Indices]],
-        attempt: Callable[[Progress, list[Indices]], None],
+        attempt: Callable[[Progress, EncodedPairs, list[Indices]], None],
     ) -> Progress:
-        """Attempts something with micro-batches that are cut finer each time memory runs out."""
+        """Attempts something with the parts of a step, cut finer each time memory runs out.
+
+        If compiling fails, they become padded batches. Returns the progress with their bound.
+        """
         while True:
-            micro_batches = cut(progress)
+            parts = cut(progress)
             try:
-                attempt(progress, micro_batches)
+                attempt(progress, pairs, parts)
                 return progress
             except (_OutOfMemory, _CompilationFailed) as error:
                 is_memory, reason = isinstance(error, _OutOfMemory), str(error)
@@ -258,7 +263,7 @@ class StepFitter:
             if self.engine.device.type == "cuda":
                 torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
             if is_memory:
-                progress = self._cut_finer(progress, pairs, micro_batches, reason)
+                progress = self._cut_finer(progress, pairs, parts, reason)
             else:
                 logger.warning("%s; training continues without it, more slowly", reason)
                 self.packs = False
@@ -301,18 +306,15 @@ class StepFitter:
             raise type(first)(f"{where}{first}")
 
     def _cut_finer(
-        self, progress: Progress, pairs: EncodedPairs, micro_batches: list[Indices], reason: str
+        self, progress: Progress, pairs: EncodedPairs, parts: list[Indices], reason: str
     ) -> Progress:
-        """Lowers the bound on micro-batches, of which these need too much memory."""
+        """Lowers the bound on micro-batches, of which these parts need too much memory."""
         if self.packs:
             limit = self._pack_capacity(progress) - 1
             limit = limit if limit >= pack_capacity(1, self._longest) else 0
         else:
-            sizes = [
-                len(indices) * int(pairs.lengths[:, indices].max())
-                for indices in micro_batches
-                if len(indices) > 1
-            ]
+            lengths = pairs.lengths
+            sizes = [len(part) * int(lengths[:, part].max()) for part in parts if len(part) > 1]
             limit = 1 << (max(sizes) // 2).bit_length() - 1 if sizes else 0
         if not limit:
             raise DeviceError(f"{reason} with a single pair: {OUT_OF_MEMORY_ADVICE}")
