@@ -27,6 +27,8 @@ def test_files_by_name(tmp_path):
     assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
     one = EvaluationSet("b (b598b3a6)", None, [["1", "2"]])
     assert load_test_set(ANY, refs=refs[:1]) == one
+    (tmp_path / "b\udcff").write_bytes(b"1\n2\n")  # a name that is not UTF-8
+    assert load_test_set(ANY, refs=[tmp_path / "b\udcff"]).name == "b? (b598b3a6)"
     assert test_set.name.startswith("b, c (")
     (tmp_path / "long").write_text("1\n2\n3\n")
     longer, message = [refs[1], tmp_path / "long"], "a has 2 lines and .*long has 3: they must be "
@@ -125,6 +127,7 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
         ({"test_set": "wmt19/google/ar"}, "^--test-set wmt19/google/ar: has en-de, not de-en$"),
         ({"test_set": "wmt16", "split": "test"}, "choose one of"),
         ({"src": Path("a")}, "--src needs --ref"),
+        ({"columns": (None, "1")}, "--ref-column need their files"),
         ({"refs": [Path("a")], "split": "test"}, "choose one of"),
         ({"refs": [Path("a")], "test_set": "wmt16"}, "choose one of"),
     ],

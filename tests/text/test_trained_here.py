@@ -30,9 +30,9 @@ def test_a_text_is_known_once_it_was_trained_on(record, tmp_path):
     folder = tmp_path / "ü\n\u2028"
     folder.mkdir()
     data = DataConfig(path=str(folder), test=SplitFiles(src="a", tgt="b"))
-    for _ in range(2):
-        remember_text(data)
-    [line] = record.read_text().splitlines()
+    for each in (data, data, DataConfig(path="other")):
+        remember_text(each)
+    line, _ = record.read_text().splitlines()
     assert json.loads(line)[0] == data.path and line.isascii()
     assert os.stat(record.parent).st_mode & 0o777 == 0o700
     record.write_bytes(b"\xff\n" + record.read_bytes())  # damaged; the other lines hold

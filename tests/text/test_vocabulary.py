@@ -70,7 +70,8 @@ def test_vocabularies_that_cannot_be_used(tmp_path, vocab):
 def test_what_was_saved_is_loaded(tmp_path, shared, names):
     vocab = learn(shared=shared)
     assert vocab.save(tmp_path) == [tmp_path / f"{name}.model" for name in names]
-    loaded = Vocabulary.load(tmp_path)
+    loaded = Vocabulary.load(tmp_path, "nfc")
+    assert loaded.src.form == loaded.tgt.form == "nfc"
     assert loaded.has_same_ids(vocab) and loaded.shared == shared
     assert Vocabulary(vocab.tgt_model, vocab.src_model).has_same_ids(vocab) == shared
     assert loaded.tgt.pieces(range(320)) == vocab.tgt.pieces(range(320))
@@ -121,6 +122,8 @@ def test_words_and_characters():
     assert characters.src.size == 4 + 1 + len(ALPHABET)
     (ids,) = characters.tgt.encode(["abc xyz"])
     assert len(ids) == 8 and characters.tgt.decode([ids]) == ["abc xyz"]
+    rare = train_vocabulary([Counter({"a": 99_999, "z": 1})], VocabConfig(kind="char", size=99))
+    assert rare.src.pieces(rare.src.encode(["z"])[0]) == ["▁", "z"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])

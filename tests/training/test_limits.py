@@ -1,5 +1,6 @@
 """When training stops, the time left until then, and what it shows: a bar, or lines."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ from conftest import records, tiny_config
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
-from transformer_mt.training.limits import StepDisplay, steps_left
+from transformer_mt.training.limits import StepDisplay, _format_loss, steps_left
 from transformer_mt.training.run import train
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
@@ -47,6 +48,12 @@ def test_loss_is_shown_from_the_first_step_on(
     assert logged == [1, 2, 5, 6, 12, 14]
     for left, right in zip(seldom, shown, strict=True):
         assert all(left[key] == right[key] for key in left.keys() & {"loss", "step", "nll"})
+
+
+def test_a_loss_of_any_size():
+    """Sabotage: show all with three decimals."""
+    shown = ["loss 999.999", "loss 1.0e+04", "loss not finite"]
+    assert list(map(_format_loss, (999.9991, 9999.0, math.nan))) == shown
 
 
 def test_the_bar_on_a_terminal(monkeypatch, capsys):

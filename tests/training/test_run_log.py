@@ -89,7 +89,7 @@ def test_a_validation_that_is_repeated_appears_once(tmp_path, monkeypatch, step)
 def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
     """Such lines are removed."""
     good, path = '{"kind": "train", "step": 1, "seconds": 1}', tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{line}\n" for line in (*HOSTILE_JSON, good)))
+    path.write_bytes(b"\xff\n" + "".join(f"{line}\n" for line in (*HOSTILE_JSON, good)).encode())
     with RunLog(tmp_path, Progress(step=2)):
         assert path.read_text() == f"{good}\n"
 
@@ -97,10 +97,11 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
 def test_the_log_is_a_file_of_lines(tmp_path):
     """A run from elsewhere may hold links. Sabotage: follow them; do not escape what is noted."""
     with RunLog(tmp_path, Progress()) as log:
-        log.note("a\nb\x1b")
-    assert (tmp_path / "train.log").read_text().endswith(" a\\x0ab\\x1b\n")
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").symlink_to("other")
+        log.note("a\nb\x1b\udcff")
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").symlink_to("other")
+        log.record("train", Progress(), 1.0, {})
+    assert " a\\x0ab\\x1b\\udcff\n" in (tmp_path / "train.log").read_text()
     refuses(OSError, "symbolic links", RunLog, tmp_path, Progress())
     assert not (tmp_path / "other").exists()
 
