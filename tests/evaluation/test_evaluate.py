@@ -72,6 +72,9 @@ def test_scores(texts):
         text = result.test_set.src[i]
         shown = f"source      {text}\nreference   {text}\nhypothesis  {lines[i]}"
         assert paragraphs[i] == f"line        {i + 1}\n{shown}"
+    write_lines(texts, **{"e\x1b": ["\x1b[31m"] * 12})
+    shown = format_reports([evaluate(texts, hyp="e\x1b")], samples=1)
+    assert "hypothesis  \\x1b[31m\n\n" in shown and "/e\\x1b: " in shown
     without_source = evaluate(texts, src=None, ter=True)
     assert without_source.to_dict() == {**expected, "test_set": without_source.test_set.name}
     shown = format_reports([without_source], samples=2).split("\n\n")
@@ -291,9 +294,10 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
     replace_file(other, CONFIG, (other / CONFIG).read_bytes().replace(b'"en"', b'"zh"'))
     one = [copy_run]
-    for runs, more in (([one, [other]], {}), ([[*one, other]], {}), ([one], {"baseline": other})):
+    runs = ([one, [other]], {}), ([[*one, other]], {}), ([one], {"baseline": other})
+    for named, more in (*runs, ([one], {"baseline": other, "hyp": "hyp"})):
         with pytest.raises(ConfigError, match="the runs translate de to en, de to zh: "):
-            evaluate_all(texts, *runs, hyp=None, **more)
+            evaluate_all(texts, *named, **{"hyp": None, **more})
     assert evaluate(texts, other, hyp=None).scores[0].tokenizer == "zh"
 
 

@@ -11,7 +11,7 @@ from test_evaluate import evaluate, texts
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import DataError
-from transformer_mt.text.test_sets import load_test_set
+from transformer_mt.text.test_sets import check_text, load_test_set
 from transformer_mt.text.trained_here import remember_text
 
 __all__ = ["texts"]  # a fixture
@@ -27,6 +27,8 @@ def test_plain_text_is_scored(texts):
             refuses(DataError, f"^{texts / name}: {message}", evaluate, texts, **choice)
     for choice in ({"refs": ["scores"]}, {"src": "scores"}):
         refuses(DataError, f"^{texts}/scores: each line has a tab", evaluate, texts, **choice)
+    write_lines(texts, few=['{"a"', "a\tb", *lines[2:]])
+    evaluate(texts, hyp="few")  # a single such line is text
 
 
 @pytest.mark.parametrize("form", ["{} .", "ab@@ c {}", "\u2581{}", "{} a@@"])
@@ -46,11 +48,14 @@ def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form
     for language in ("de", "en"):
         (texts / f"test.{language}").write_text(f"{form.format('a b')}\na b\n")
     load_test_set(DataConfig(path=str(texts)), str(texts / "test"))
-    assert [": 1 of 2 lines look tok" in text for text in caplog.messages] == [True, True]
+    for language, text in zip(("de", "en"), caplog.messages, strict=True):
+        assert f", {language}: 1 of 2 lines look tok" in text
+    check_text(texts, [form.format("a b")] * 100 + ["a b"] * 1_900)  # many, though a small share
+    assert f"{texts}: 100 of 2,000 lines look tok" in caplog.text
 
 
-def test_empty_lines_of_a_test_set_are_counted(texts, caplog):
-    """With and without a source; the warning is no part of the report."""
+def test_empty_lines_of_a_test_set_are_counted(texts, copy_run, caplog):
+    """With and without a source, as what the model never writes is; no part of the report."""
     lines = (texts / "ref").read_text().splitlines()
     write_lines(texts, gaps=["", lines[1], "\t ", *lines[3:]])
     warning = r"gaps \(\w{8}\): 2 of 12 pairs have an empty side and count in the scores;"
@@ -59,6 +64,9 @@ def test_empty_lines_of_a_test_set_are_counted(texts, caplog):
         evaluate(texts, src=src, refs=["gaps"])
         [message] = caplog.messages
         assert re.match(warning, message)
+    write_lines(texts, nfd=["u\u0308"] * 12)
+    evaluate(texts, copy_run, refs=["nfd"])
+    assert "12 references have decomposed letters" in caplog.messages[-1]
 
 
 def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call):

@@ -59,10 +59,11 @@ def test_a_corpus_is_made_again_only_for_keys_that_shape_it(folder, monkeypatch)
         prepare(tiny_config(folder, **{key: value}))
     prepare(tiny_config(folder, data__src_lang="en", data__tgt_lang="de"))
     assert len(prepared_names(folder)) == 7
-    with monkeypatch.context() as patch:
-        patch.setattr(prepared_module, "CLEANING_VERSION", prepared_module.CLEANING_VERSION + 1)
-        other_rules = prepare(tiny_config(folder))
-    assert other_rules.path != first.path and other_rules.digest == first.digest
+    for version in ("CLEANING_VERSION", "FORMAT"):
+        with monkeypatch.context() as patch:
+            patch.setattr(prepared_module, version, 0)
+            other_rules = prepare(tiny_config(folder))
+        assert other_rules.path != first.path and other_rules.digest == first.digest
     path = folder / "train.en"
     times, raw = path.stat(), path.read_bytes()
     path.write_bytes((b"z" if raw[:1] != b"z" else b"y") + raw[1:])
@@ -159,8 +160,7 @@ def test_two_at_once_make_one(folder, monkeypatch, caplog):
     monkeypatch.setattr(prepared_module, "_write_prepared", recording)
     with ThreadPoolExecutor(3) as threads:
         corpora = list(threads.map(prepare, [tiny_config(folder)] * 3))
-    assert len({corpus.path for corpus in corpora}) == len(prepared_names(folder)) == 1
-    assert len(written) == 1
+    assert len({each.path for each in corpora}) == len(prepared_names(folder)) == len(written) == 1
     assert caplog.text.count("is preparing the same corpus; waiting for it") == 2
 
 
@@ -215,9 +215,9 @@ def test_characters_that_become_bytes_are_counted_as_unknown(folder, caplog, pre
     assert " 15 unknown or single bytes, " in caplog.messages[-2]
     share = 15 / len(corpus.pairs.tgt.ids)
     assert caplog.messages[-1].startswith(f"{share:.1%} of the target pieces are unknown or single")
-    for _ in range(2):  # of a vocabulary that is learned, too
-        prepare(tiny_config(folder, vocab__kind="char", vocab__max_words=1))
-    assert caplog.text.count(" pieces are unknown or single bytes: raise vocab.size") == 1 + 2 * 2
+    for vocab in (None, None, prepared.vocab):  # of one that is learned, too
+        prepare(tiny_config(folder, vocab__kind="char", vocab__max_words=1), vocab)
+    assert caplog.text.count(" pieces are unknown or single bytes: raise vocab.size") == 2 + 2 * 2
 
 
 @pytest.mark.parametrize("swapped", [False, True])
