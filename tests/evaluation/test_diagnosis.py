@@ -13,6 +13,8 @@ from conftest import ALPHABET, assert_one_error, copy_lines, write_copy_corpus, 
 
 from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.evaluation.diagnosis import _check_scripts
+from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.trained_here import remember_text
 
 
@@ -107,7 +109,12 @@ def test_several_translations_of_a_source(run, corpus_dir, tmp_path, diagnose, c
 
 
 def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
-    """It is that of the whole text, though a sample is looked at; its side is named."""
+    """It is that of the whole text, though a sample is looked at; its side is named.
+
+    Sabotage: compare a side with the other one of the training text.
+    """
+    two = {"the training text": RawPairs(["привет"], ["hello"])}
+    assert not list(_check_scripts(two))
     lines, script = copy_lines(1500, 9), str.maketrans(ALPHABET, "абцдефгхийклмнопярстувщхыз")
     src = [*lines, *(line.translate(script) for line in lines)]
     write_lines(tmp_path, src=src, tgt=lines * 2)

@@ -42,7 +42,7 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
         search = "--beam-size", 2, "--length-penalty", alpha, "--split", split, "--json"
         return [json.loads(line) for line in call("evaluate", *runs, *search).out.splitlines()]
 
-    words = "--beam-size", "2,1,4,1", "--length-penalty", "0,10"
+    words = "--beam-size", "2,1,4,1", "--length-penalty", "0,10", "--max-length", 30
     done = call("tune", *runs, runs[0], *words).out.decode()  # one that is named twice counts once
     heading, table, title, scores, _, quote = done.split("\n\n")
     records = [read_evaluations(run) for run in runs]
@@ -53,7 +53,8 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
     _, *lines = table.split("\n")
     searches = [line.split("  ")[0] for line in lines]
     expected = ["beam 2, alpha 0", "beam 2, alpha 10", "greedy", "beam 4, alpha 0"]
-    assert searches == [f"{search}, fp32" for search in (*expected, "beam 4, alpha 10")]
+    split = "fp32, lines split after 30 pieces"
+    assert searches == [f"{search}, {split}" for search in (*expected, "beam 4, alpha 10")]
     means = [float(line.split()[-3]) for line in lines]
     best = means.index(max(means))
     for i, alpha in ((0, 0), (1, 10)):
@@ -67,14 +68,18 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
     assert quote.endswith(f"{searches[best]}, chosen on {valid}: {tested[0].signature}\n")
 
 
-def test_what_is_one_system(runs):
+def test_what_is_one_system(runs, caplog):
     """Runs that differ in seeds, not a run and its copy or average. Sabotage: compare settings."""
     assert _name_systems(runs) == ["", ""]
     copied = shutil.copytree(runs[0], runs[0].with_name("copy"))
     assert _name_systems([runs[0], copied]) == ["one: ", "copy: "]
-    write_description(copied, replace(read_description(copied), averaged_steps=[1]))
+    changes = {"averaged_steps": [1], "complete": False}
+    write_description(copied, replace(read_description(copied), **changes))
     names = [f"averaged checkpoints={number}: " for number in ("", 1)]
     assert _name_systems([runs[1], copied]) == names
+    assert caplog.messages == ["copy: unfinished (step 1 of 1)"]
+    checkpoint = runs[0] / "step-00000001"  # which has no settings of its own
+    assert _name_systems([checkpoint, copied]) == ["step-00000001: ", "copy: "]
 
 
 def test_a_mistake_shows_first(runs, call):
@@ -85,6 +90,7 @@ def test_a_mistake_shows_first(runs, call):
         (["--valid", "test"], same),
         (["--split", "validation"], same),
         (["--valid", "test[:20]"], same),
+        (["--valid", "test", "--split", "test[:20]"], same),
         (["--beam-size", "1,999"], "beam size 999: choose 1 to"),
         (["--beam-size", "1,0"], "beam size 0: choose 1 to"),
     ):

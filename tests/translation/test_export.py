@@ -224,7 +224,7 @@ def test_a_card_of_other_training(averaged):
     progress = Progress(step=4, init_step=2000, init_digest="e" * 64, init_names=NAMES)
     last = records(averaged.parent, "valid")[-1]
     with (averaged.parent / METRICS).open("a") as file:
-        for step, bleu in ((0, 30.0), (4, 20.5)):
+        for step, bleu in ((0, 30.0), (4, 20.5), (6, 9.0)):  # of a later one, too
             old = {"step": step, "old_bleu": bleu, "old_ema_bleu": bleu + 1}
             file.write(json.dumps({**last, **old}) + "\n")
     known = SourceStatistics(longest=9, percentile=8, several_sentences=0.25)

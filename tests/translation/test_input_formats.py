@@ -320,5 +320,6 @@ def test_from_the_command_line(copy_run, tmp_path, call, monkeypatch):
         ([*film, "--scores"], "f.srt: --n-best, --scores and --format are not supported for srt;"),
         ([*table, "--column", "xx"], "t.de.tsv: no column 'xx'; columns: id, de"),
         (["--key", "a"], "stdin: not a table; add --input-format tsv, csv or jsonl"),
+        (["--output-key", "a"], "stdin: not a table; add --input-format tsv, csv or jsonl"),
     ):
         assert_one_error(call("translate", copy_run, *arguments), message)

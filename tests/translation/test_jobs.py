@@ -7,6 +7,7 @@ import os
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import assert_one_error, command, copy_lines, refuses
@@ -145,6 +146,9 @@ def test_a_bad_file_costs_one_file(translate):
 def test_a_folder_that_cannot_be_written(translate, monkeypatch):
     """Is one mistake, not one per file. Sabotage: ask for each file alone."""
     write("in/a.de", LINES[0])
+    error = OutputError("the record: cannot be written")
+    monkeypatch.setattr(OutputRecord, "append", Mock(side_effect=error))
+    assert_one_error(translate("-i", "in", "--output-dir", "out"), str(error))
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     done = translate("-i", "in", "--output-dir", "out", "--summary", "/dev/null")
     assert_one_error(done, "out: not writable")

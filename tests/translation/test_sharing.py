@@ -125,6 +125,8 @@ def test_processes_with_different_checkpoints(copy_run, monkeypatch):
         ("exported", True, "auto", "cpu"),
         ("copy", False, "auto", "cpu"),
         ("missing", True, "auto", "cuda"),
+        ("exported copy", True, "auto", "cuda"),
+        ("exported missing", True, "auto", "cpu"),
     ],
 )
 def test_the_device_of_joined_processes(exported_run, monkeypatch, model, launched, device, joined):
@@ -133,6 +135,7 @@ def test_the_device_of_joined_processes(exported_run, monkeypatch, model, launch
     join = Mock(side_effect=InterruptedError)
     monkeypatch.setattr(sharing, "join_processes", join)
     monkeypatch.setattr(sharing, "is_launched", lambda: launched)
-    with pytest.raises(InterruptedError), share_work([exported_run.with_name(model)], device):
+    paths = map(exported_run.with_name, model.split())
+    with pytest.raises(InterruptedError), share_work(paths, device):
         pass
     join.assert_called_once_with(joined)

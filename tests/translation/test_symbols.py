@@ -132,8 +132,9 @@ def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
     first, second = SYMBOLS[:2]
     other_order = Vocabulary(learn(symbols=[second, first]).src_model, vocab.tgt_model)
     assert other_order.symbol_ids([first, second]) == [4, 5]
-    without, message = Vocabulary(learn(symbols=[]).src_model, vocab.tgt_model), "is not a user-def"
-    refuses(ConfigError, f"^vocab.symbols: {first} {message}", without.symbol_ids, [first])
+    sides, message = [learn(symbols=[]).src_model, vocab.tgt_model], "is not a user-def"
+    for without in (Vocabulary(*sides), Vocabulary(*reversed(sides))):
+        refuses(ConfigError, f"^vocab.symbols: {first} {message}", without.symbol_ids, [first])
     config = tiny_config(corpus_dir, vocab__path=str(path), vocab__symbols=[first, second])
     assert prepare(config).vocab.symbol_ids([first, second]) == [4, 5]
     for symbol in ("<zz>", text):
