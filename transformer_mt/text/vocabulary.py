@@ -164,7 +164,7 @@ class SentencePieceModel:
         """Encodes texts into piece ids, without BOS or EOS."""
         folded = [self.fold(text) for text in texts]
         try:
-            rows: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
+            rows: list[list[int]] = self._processor.encode(folded, num_threads=-1)
         except TypeError:  # a lone surrogate, which a terminal can send, is not text
             replaced = [text.encode("utf-8", "replace").decode() for text in folded]
             rows = self._processor.encode(replaced, num_threads=-1)
