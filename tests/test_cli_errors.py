@@ -48,6 +48,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["train", "x.toml", "--run", "a", "--run", "b"], "--run takes one value"),
         (["train", "nope/x.toml", "--run", ""], "--run is empty: name a file or folder"),
         (["translate", "RUN", "-i", TEXT, "-i", "", "--output-dir", "nope/a"], "--input is empty"),
+        (["translate", "RUN", "", "--output-dir", "nope/a"], "an argument is empty: name a file"),
         (["plot"], "Missing command. (see transformer-mt plot --help)"),
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),

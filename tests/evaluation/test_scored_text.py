@@ -65,8 +65,19 @@ def test_empty_lines_of_a_test_set_are_counted(texts, copy_run, caplog):
         [message] = caplog.messages
         assert re.match(warning, message)
     write_lines(texts, nfd=["u\u0308"] * 12)
-    evaluate(texts, copy_run, refs=["nfd"])
+    evaluate(texts, copy_run, hyp=None, refs=["nfd"])
     assert "12 references have decomposed letters" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("hyp", "ref", "counts"), [("nfd", "ref", (12, 0)), ("hyp", "nfd", (0, 12)), ("nfd", "nfd", ())]
+)
+def test_letters_composed_otherwise_than_those_of_the_reference(texts, caplog, hyp, ref, counts):
+    """Would cost BLEU in silence. Sabotage: look only at the references."""
+    write_lines(texts, nfd=["u\u0308"] * 12)
+    evaluate(texts, hyp=hyp, refs=[ref])
+    shown = [re.findall(r": (\d+) lines have .* but (\d+) references;", m) for m in caplog.messages]
+    assert shown == ([[tuple(map(str, counts))]] if counts else [])
 
 
 def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call):

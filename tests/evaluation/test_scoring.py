@@ -109,7 +109,7 @@ def test_bleu_is_by_characters_where_the_script_hardly_separates_words(sentence,
         score = corpus_score([hypothesis], [[sentence]], bleu)
         assert (score.tokenizer, score.value) == ("char", expected) and score.value > 60
         [message] = caplog.messages
-        assert f"no tokenizer for data.tgt_lang = {code}" in message
+        assert f"no tokenizer for the language {code}," in message
         assert "valid.tokenize or --tokenize" in message
 
 
@@ -136,7 +136,7 @@ def test_the_choice_of_the_tokenizer(words):
 @pytest.mark.parametrize(
     ("tgt_lang", "tokenizer", "message"),
     [
-        ("ja", None, "data.tgt_lang = ja: .*: pip install .* 'sacrebleu\\[ja\\]'"),
+        ("ja", None, "the language ja: .*: pip install .* 'sacrebleu\\[ja\\]'"),
         ("en", "ko-mecab", "--tokenize ko-mecab: .*: pip install .* 'sacrebleu\\[ko\\]'"),
         ("en", "15a", "--tokenize 15a: choose none, zh, 13a, "),
         ("en", "flores200", "--tokenize flores200: cannot load .* no network"),

@@ -266,25 +266,34 @@ def test_gradients_keep_their_addresses(corpus_dir, prepared):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_one_graph_serves_all_packs(monkeypatch, backend):
-    """It has no breaks, and computes what the model does; only gradients need CUDA."""
+    """It has no breaks, and its losses and gradients are those of padded batches.
+
+    On a CPU PyTorch applies the masks, but not their lists of blocks. Sabotage: a block mask with
+    `compute_q_blocks=False`.
+    """
     from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
+    from torch.nn.attention import flex_attention
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(PackedStep, "_capture", lambda step: None)
-    monkeypatch.setattr(kernels, "_on_cpu", lambda x: False)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)  # no gradients
     model = build_model("pre")
     step = PackedStep(model, CAPACITY, 0.1, "fp32")
     compiled = torch.compile(step._sum_losses, backend=counter, dynamic=False, fullgraph=True)
-    with torch.no_grad():
-        for count in (1, 5, 9, 12):
-            pairs = made_pairs(count, seed=count)
-            losses = compiled(*pack_pairs(pairs, np.arange(count), CAPACITY).tensors)
-            batch = pairs.batch(np.arange(count))
-            logits = model(batch.src, batch.tgt_in)
-            expected = label_smoothed_loss(logits, batch.tgt_out, 0.1, PAD_ID)
-            torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
+    # A sentence over two blocks, one that ends with its block, one without pieces.
+    odd = [[5] * 126], [[5] * 250], [[5] * 127, [], [6] * 5], [[], [5] * 127, [6] * 5]
+    texts = [EncodedPairs(flatten(src), flatten(tgt)) for src, tgt in (odd[:2], odd[2:])]
+    for pairs in (*texts, *(made_pairs(count, seed=count) for count in (5, 12))):
+        indices = np.arange(pairs.lengths.shape[1])
+        expected, expected_gradients = padded_gradients(model, pairs, indices, scale=1.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "_on_cpu", lambda x: False)
+            losses = compiled(*pack_pairs(pairs, indices, CAPACITY).tensors)
+            gradients = torch.autograd.grad(losses[0], list(model.parameters()))
+        torch.testing.assert_close(torch.stack(losses), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-4)
     assert counter.frame_count == 1
 
 

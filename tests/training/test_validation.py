@@ -99,7 +99,7 @@ def test_vocabularies_of_two_sizes(corpus_dir, tmp_path):
 def test_a_missing_tokenizer_shows_before_text_is_read(corpus_dir, tmp_path, monkeypatch, start):
     """The corpus has no Japanese at all."""
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
-    with pytest.raises(ConfigError, match=r"data.tgt_lang = ja: .* 'sacrebleu\[ja\]'"):
+    with pytest.raises(ConfigError, match=r"the language ja: .* 'sacrebleu\[ja\]'"):
         start(tiny_config(corpus_dir, data__tgt_lang="ja"), tmp_path / "run")
 
 

@@ -99,7 +99,7 @@ class MetricGroup(OptionGroup):
     lowercase: bool = report_flag(None, "--lowercase")
     """Compute BLEU of lower-cased text."""
     confidence: bool = report_flag(None, "--confidence")
-    """Compute sacreBLEU's 95% confidence interval."""
+    """Compute sacreBLEU's 95% confidence interval; with --baseline only --json shows it."""
     tokenizer: str | None = report_option("NAME", None, "--tokenize")
     """sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200. Default:
     the run's valid.tokenize, or that of the target language."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections import Counter
 from importlib import metadata
@@ -119,18 +120,24 @@ class GroupedCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses a second value for an option that names one file; Typer drops the first.
+        """Refuses a second value for an option that names one file, and names that are empty.
 
-        Other options may be repeated, since a later one replaces that of a script. An empty name,
-        as of a variable that is not set, would be the current folder.
+        Typer drops the first of two values. Other options may be repeated, since a later one
+        replaces that of a script. An empty name, as of a variable that is not set, would be the
+        current folder.
         """
         values, _, given = self.make_parser(ctx).parse_args(list(args))
         for parameter, times in Counter(given).items():
-            is_path = str(parameter.metavar).endswith(("FILE", "DIR")) and not ctx.resilient_parsing
-            if is_path and times > 1 and not parameter.multiple:
-                ctx.fail(f"{parameter.opts[-1]} takes one value, but was given {times} times")
-            if is_path and "" in (values[parameter.name], *values[parameter.name]):
-                ctx.fail(f"{parameter.opts[-1]} is empty: name a file or folder")
+            is_option = parameter.param_type_name == "option"
+            name = parameter.opts[-1] if is_option else "an argument"
+            is_path = re.search("FILE|DIR|RUN", str(parameter.metavar))
+            value = values[parameter.name]
+            if not is_path or ctx.resilient_parsing:
+                continue
+            if times > 1 and not parameter.multiple:
+                ctx.fail(f"{name} takes one value, but was given {times} times")
+            if "" in (value if isinstance(value, (list, tuple)) else [value]):
+                ctx.fail(f"{name} is empty: name a file or folder")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -28,7 +28,7 @@ from transformer_mt.evaluation.scoring import (
 )
 from transformer_mt.system.console import ProgressBar, escape_controls, logger
 from transformer_mt.system.outputs import Output, write_lines
-from transformer_mt.text.cleaning import warn_of_held_out
+from transformer_mt.text.cleaning import warn_of_held_out, warn_of_other_form
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet, check_text
 from transformer_mt.translation.options import TranslateOptions
@@ -298,6 +298,7 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
             f"{path} has {len(lines):,} lines, but {test_set.name} has {len(test_set):,}:"
             " a translation has one line per reference"
         )
+    warn_of_other_form(str(path), lines, test_set.references[0])
     return SystemOutput(lines, str(path))
 
 

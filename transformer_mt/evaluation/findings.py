@@ -116,9 +116,9 @@ def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> It
     share = 1 - sum(has_script(line, expected) for line in written) / len(written)
     if share >= MANY_LINES:
         yield (
-            f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script, as"
-            " most of the training text is; remove them, or correct the file or data.src_lang and"
-            " data.tgt_lang"
+            f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script,"
+            " the most frequent in the training text; remove them, or correct the file or"
+            " data.src_lang and data.tgt_lang"
         )
 
 

@@ -86,7 +86,7 @@ def choose_metrics(
     script = usual_script(references[0]) if references else ""
     if name == "auto":
         name = ""
-        cause = f"data.tgt_lang = {tgt_lang}" if tgt_lang else "an unknown language (--tgt-lang)"
+        cause = f"the language {tgt_lang}" if tgt_lang else "an unknown language (--tgt-lang)"
         if script in WITHOUT_SPACES and language not in _WITH_TOKENIZER:
             name = "char"
             logger.info(

@@ -48,7 +48,7 @@ def verify_manifest(directory: Path) -> dict[str, str]:
     for name, digest in sorted(files.items()):
         path = directory / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing from the checkpoint")
+            raise CheckpointError(f"{path}: missing")
         try:
             is_same = sha256(path) == digest
         except OSError as error:

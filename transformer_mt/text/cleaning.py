@@ -111,13 +111,27 @@ def warn_of_held_out(name: str, *sides: Sequence[str], form: NormalForm) -> None
             f"{name}: {empty:,} of {len(sides[0]):,} pairs have an empty side and count in the"
             " scores; remove them, or read the two files with skip_empty = true"
         )
-    changed = sum(normalize_text(line, form) != line for line in sides[-1])
+    changed = _count_changed(sides[-1], form)
     if changed > _MANY_CHANGED * len(sides[-1]):
         logger.warning(
             f"{name}: {changed:,} references have decomposed letters, ligatures or invisible"
             " characters, which a model with data.normalize = nfc never writes; normalise them, or"
             " scores are too low"
         )
+
+
+def warn_of_other_form(name: str, hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Warns of a translation whose letters are composed otherwise than the references'."""
+    changed, expected = (_count_changed(lines, "nfc") for lines in (hypotheses, references))
+    if abs(changed - expected) > _MANY_CHANGED * len(references):
+        logger.warning(
+            f"{name}: {changed:,} lines have decomposed letters, ligatures or invisible characters,"
+            f" but {expected:,} references; normalise both, or scores are too low"
+        )
+
+
+def _count_changed(lines: Sequence[str], form: NormalForm) -> int:
+    return sum(normalize_text(line, form) != line for line in lines)
 
 
 class LineProblems:
