@@ -23,7 +23,7 @@ from conftest import copy_lines, records, refuses
 import transformer_mt
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.errors import DataError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary, train_vocabulary
 
@@ -350,18 +350,6 @@ def test_a_figure_of_attention_is_shown_inline(model):
     assert "\nabc de" in figure.get_suptitle()
 
 
-class Table:
-    """Like those of pandas, whose items are the names of their columns; here as many as rows."""
-
-    ndim = 2
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self):
-        return iter(["German"])
-
-
 def test_lines_of_any_kind(model):
     """A generator, a deque; lone surrogates, which no text has, are U+FFFD."""
     lines = ["abc", "de \ud800 f", "\udc00"]
@@ -370,47 +358,6 @@ def test_lines_of_any_kind(model):
     assert expected[2] == "\ufffd"
     shown, same = (model.attention(f"ab {each}", each) for each in ("\ud800", "\ufffd"))
     assert (shown.src_pieces, shown.tgt_pieces) == (same.src_pieces, same.tgt_pieces)
-
-
-def test_arguments(copy_run, model, monkeypatch):
-    """`max_length` and `split` decide where lines are split; mistakes are our own errors."""
-    words = " ".join(["abc de."] * 3)  # more than 99.9% of the training lines have
-    for split, parts in (("auto", 3), ("long", 2), ("never", 1)):
-        [[best]] = transformer_mt.load(copy_run, split=split).n_best([words], n=1)
-        assert best.parts == parts
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        assert transformer_mt.load(copy_run, max_length=5, device="cpu").splitter.max_length == 5
-    load, run = transformer_mt.load, copy_run
-    ensemble = load(run, str(run))
-    for error, message, call in (
-        (CheckpointError, "nowhere: no such run", lambda: load("nowhere")),
-        (ConfigError, "device cuda:0: choose auto, cpu, cuda", lambda: load(run, device="cuda:0")),
-        (TypeError, r"device device\(.*: pass a", lambda: load(run, device=torch.device("cpu"))),
-        (ConfigError, "precision int8: choose fp32, bf16", lambda: load(run, precision="int8")),
-        (ConfigError, "split no: choose auto, long, never", lambda: load(run, split="no")),
-        (ConfigError, "maximum length 0", lambda: load(run, max_length=0)),
-        (ConfigError, "n = 3: choose 1 .* at most", lambda: model.n_best(["a"], n=3, beam_size=2)),
-        (ConfigError, "n = 0: choose 1 or more", lambda: model.n_best(["a"], n=0)),
-        (ConfigError, "beam size 200", lambda: model.translate(["a"], beam_size=200)),
-        (ConfigError, "top-k 0: choose 1 or more", lambda: model.sample(["a"], top_k=0)),
-        (ConfigError, "seed -1: choose 0 to 4294967295", lambda: model.sample(["a"], seed=-1)),
-        (ConfigError, "single model", lambda: ensemble.attention("abc")),
-        # The characters of a string would be translated one by one.
-        (TypeError, r"pass a list of lines, such as \[line\]", lambda: model.translate("abc")),
-        (TypeError, "pass a list of lines", lambda: model.n_best("abc", n=1)),
-        (TypeError, "pass a list of lines", lambda: model.sample("abc")),
-        (TypeError, "pass a list of lines", lambda: model.score("a", ["a"])),
-        (TypeError, "pass a list of lines", lambda: model.score(["a"], "a")),
-        (TypeError, "not a bytes", lambda: model.translate(b"")),
-        (TypeError, "not a dict", lambda: model.translate({"a": "b"})),
-        (TypeError, "not a Table", lambda: model.translate(Table())),
-        (TypeError, "item 1 of the lines is NoneType", lambda: model.translate(["a", None])),
-        (TypeError, "as a str, not NoneType", lambda: model.encoder_output(None)),
-        (TypeError, "as a str, not list", lambda: model.attention(["abc"])),
-        (TypeError, "as a str, not list", lambda: model.logits("abc", ["abc"])),
-    ):
-        refuses(error, message, call)
 
 
 def test_metrics_as_records(copy_run, tmp_path):
