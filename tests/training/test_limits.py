@@ -36,6 +36,7 @@ def test_loss_is_shown_from_the_first_step_on(
     """Long before log_every, and what is shown is not recorded and changes nothing recorded."""
     config = tiny_config(corpus_dir, train__log_every=6, train__max_steps=14)
     show_messages()
+    monkeypatch.setattr("transformer_mt.training.limits.SECONDS_BETWEEN_LINES", math.inf)
     train(config, tmp_path / "seldom")
     assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]
     monkeypatch.setattr("transformer_mt.training.limits.SECONDS_BETWEEN_LINES", 0.0)
