@@ -144,11 +144,16 @@ def test_a_bad_file_costs_one_file(translate):
 
 
 def test_a_folder_that_cannot_be_written(translate, monkeypatch):
-    """Is one mistake, not one per file. Sabotage: ask for each file alone."""
+    """Is one mistake, not one per file, and shows before models are loaded.
+
+    Sabotage: ask for each file alone; leave the record to the first output.
+    """
     write("in/a.de", LINES[0])
     error = OutputError("the record: cannot be written")
     monkeypatch.setattr(OutputRecord, "append", Mock(side_effect=error))
-    assert_one_error(translate("-i", "in", "--output-dir", "out"), str(error))
+    done = translate("-i", "in", "--output-dir", "out")
+    assert_one_error(done, str(error))
+    assert "translating with" not in done.err
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     done = translate("-i", "in", "--output-dir", "out", "--summary", "/dev/null")
     assert_one_error(done, "out: not writable")
