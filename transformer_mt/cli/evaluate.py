@@ -188,7 +188,7 @@ def tune(
     split: str | None = SPLIT,
     beam_size: str = search_option("N,...", "Beam sizes; 1 is greedy search.", default="1,4,8"),
     length_penalty: str = search_option(
-        "ALPHA,...", "Exponents of the length penalty of beam search.", default="0.6,1,1.4"
+        "ALPHA,...", "Exponents of the length penalty of beam search.", default="0.6,1,1.4,2"
     ),
     quiet: bool = QUIET,
 ) -> None:
