@@ -255,13 +255,13 @@ def write_config(
         raise OutputError(f"{path}: has no name; choose one for the configuration")
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
-    if realpath(src) == realpath(tgt):
-        raise ConfigError(f"{src}: is --src and --tgt; name the translation as --tgt")
     folder, *names = _place(src, tgt, path, run or Path())
     data = {"data.path": folder, "data.src_lang": src_lang, "data.tgt_lang": tgt_lang}
     _parse(data, path)  # a wrong language shows before the text is read
     tuning = _fine_tuning_keys(run, path, data) if run else {}
     text, machine = _measure(src, tgt, src_lang, tgt_lang), this_machine()
+    if realpath(src) == realpath(tgt):  # not before it is read: a .tmx has another message
+        raise ConfigError(f"{src}: is --src and --tgt; name the translation as --tgt")
     keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
     _warn(src, tgt, text, 0 if run else _LITTLE_TEXT)
     content = _fill_in(_parse(keys, path), path, text, machine)
